@@ -1,0 +1,8 @@
+//! The web process as its users see it: real requests to a process that listens, a real database, a scripted provider.
+
+mod access;
+mod contract;
+mod detach;
+mod live;
+mod site;
+mod starts;
