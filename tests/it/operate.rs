@@ -7,36 +7,13 @@ use boxrun::queue::JobKind;
 use boxrun::queue::operator::{self, Nudged};
 use boxrun::runs::RunState;
 use serde_json::Value;
-use sqlx::{ConnectOptions as _, PgPool};
+use sqlx::PgPool;
 use tokio::process::Command;
 
 use crate::support::app::App;
 use crate::support::box_says::{Sent, refuses, says, started};
+use crate::support::program::{boxrun, url_of};
 use crate::support::scripted_box::{Answer, ScriptedBox};
-
-/// The address of a test's database, with the password.
-fn url_of(pool: &PgPool) -> String {
-    pool.connect_options().to_url_lossy().to_string()
-}
-
-/// `boxrun` with nothing in its environment but a database and the words given.
-fn boxrun(database: Option<&str>, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_boxrun"));
-    command.args(arguments).kill_on_drop(true);
-    for name in [
-        "BOXRUN_DATABASE_URL",
-        "DATABASE_URL",
-        "BOX_API_URL",
-        "BOX_API_KEY",
-        "BOXRUN_BOX",
-    ] {
-        command.env_remove(name);
-    }
-    if let Some(database) = database {
-        command.env("DATABASE_URL", database);
-    }
-    command
-}
 
 async fn says_of(pool: &PgPool, arguments: &[&str]) -> Output {
     boxrun(Some(&url_of(pool)), arguments)

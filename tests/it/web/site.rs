@@ -172,6 +172,11 @@ impl Site {
         self.own(Method::GET, path).send().await
     }
 
+    /// Where it listens, as its users know it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     pub fn conversation(&self) -> String {
         format!("/api/v1/conversations/{}", self.app.conversation)
     }
@@ -216,9 +221,23 @@ impl Site {
 
     /// A second web process in the place of this one, which has stopped.
     pub async fn another_web(self) -> Self {
+        self.web_at(([127, 0, 0, 1], 0).into()).await
+    }
+
+    /// As [`Self::another_web`], and whoever knew the first one finds it.
+    pub async fn web_at_the_same_address(self) -> Self {
+        let address = self.address;
+        self.web_at(address).await
+    }
+
+    async fn web_at(self, listen: SocketAddr) -> Self {
         assert!(self.serving.is_none(), "the first one has stopped");
         let stop = CancellationToken::new();
-        let web = Web::bind(self.app.server.client(), options(&self.app), stop.clone()).await;
+        let options = WebOptions {
+            listen,
+            ..options(&self.app)
+        };
+        let web = Web::bind(self.app.server.client(), options, stop.clone()).await;
         let web = web.expect("a web process");
         Self {
             address: web.address(),
