@@ -1,13 +1,15 @@
 //! Reading requests: addresses, queries and bodies, each fault named.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
-use serde::de::DeserializeOwned;
+use serde::de::{self, DeserializeOwned};
+use serde::{Deserialize, Deserializer};
 use sqlx::PgConnection;
 
 use super::app::App;
@@ -81,6 +83,38 @@ fn describe(error: &serde_json::Error) -> String {
         "it has a value that does not fit".to_owned()
     } else {
         format!("no JSON ({text})")
+    }
+}
+
+/// JSON has one kind of number, and some clients write a whole one as `600.0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WholeSeconds(pub u64);
+
+impl<'de> Deserialize<'de> for WholeSeconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+
+        impl de::Visitor<'_> for Whole {
+            type Value = WholeSeconds;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of seconds")
+            }
+
+            fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<WholeSeconds, E> {
+                Ok(WholeSeconds(seconds))
+            }
+
+            fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<WholeSeconds, E> {
+                // Printed without a fraction it is a number of ours, or out of range.
+                let whole = format!("{seconds:.0}").parse().ok().filter(|_| seconds.fract() == 0.0);
+                whole
+                    .map(WholeSeconds)
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Float(seconds), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Whole)
     }
 }
 
@@ -205,8 +239,6 @@ fn box_id(names: &Names) -> Result<Option<BoxId>, Problem> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, Deserialize)]
@@ -214,7 +246,7 @@ mod tests {
     #[expect(dead_code, reason = "only the faults are looked at")]
     struct Example {
         command: String,
-        seconds: Option<u64>,
+        seconds: Option<WholeSeconds>,
         env: Option<BTreeMap<String, String>>,
     }
 
@@ -229,10 +261,17 @@ mod tests {
                 r#"{"command": "x", "env": {"A": "s3cret", "B": 1}}"#,
                 "env.B: expected a string",
             ),
-            (r#"{"command": "x", "seconds": "s3cret"}"#, "seconds: expected u64"),
-            (r#"{"command": "x", "seconds": -1}"#, "seconds: expected u64"),
+            (
+                r#"{"command": "x", "seconds": "s3cret"}"#,
+                "seconds: expected a whole number",
+            ),
+            (r#"{"command": "x", "seconds": -1}"#, "seconds: expected a whole number"),
+            (
+                r#"{"command": "x", "seconds": 1.5}"#,
+                "seconds: expected a whole number",
+            ),
             (r#"{"command": "x"} {}"#, "something follows"),
-            ("[", "expected"),
+            ("[", "no JSON"),
             ("", "no JSON"),
             ("\"s3cret\"", "expected struct"),
             (r#"{"command": "x", "command": "y"}"#, "duplicate field `command`"),
@@ -240,6 +279,17 @@ mod tests {
             let said = fault(json);
             assert!(said.contains(expected), "{json}: {said}");
             assert!(!said.contains("s3cret"), "{json}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_whole_number_is_one_however_it_is_written() {
+        let read = |json: &str| serde_json::from_str::<WholeSeconds>(json).ok().map(|seconds| seconds.0);
+        assert_eq!(read("600"), Some(600));
+        assert_eq!(read("600.0"), Some(600));
+        assert_eq!(read("6e2"), Some(600));
+        for other in ["1.5", "-1", "-1.0", "1e300", "\"600\""] {
+            assert_eq!(read(other), None, "{other}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Json;
+use utoipa::openapi::link::LinkBuilder;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::response::ResponseBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
@@ -27,7 +28,7 @@ use super::{conversations, runs, stream};
         stream::stream,
     ),
     components(schemas(ErrorBody)),
-    modifiers(&Tokens, &Errors, &RunsOfBoxes),
+    modifiers(&Tokens, &Errors, &RunsOfBoxes, &Links),
     security(("token" = []))
 )]
 struct Api;
@@ -112,6 +113,56 @@ impl Modify for RunsOfBoxes {
             document.paths.paths.insert(path, item);
         }
     }
+}
+
+/// What an answer names is asked for next: the conversation that was made, the run that was started.
+struct Links;
+
+impl Modify for Links {
+    fn modify(&self, document: &mut Document) {
+        let conversation = [("conversation_id", "$request.path.conversation_id")];
+        let started = [
+            ("conversation_id", "$request.path.conversation_id"),
+            ("box_id", "$request.path.box_id"),
+            ("run_id", "$response.body#/run/id"),
+        ];
+        let mut taking: Vec<(String, Vec<String>)> = Vec::new();
+        for operation in document.paths.paths.values_mut().flat_map(operations) {
+            let id = operation.operation_id.clone().unwrap_or_default();
+            taking.push((id, path_parameters(operation)));
+        }
+        for operation in document.paths.paths.values_mut().flat_map(operations) {
+            let (status, known): (&str, &[(&str, &str)]) = match operation.operation_id.as_deref() {
+                Some("putConversation") => ("200", &conversation),
+                Some("startRun") => ("202", &started),
+                _ => continue,
+            };
+            let Some(RefOr::T(response)) = operation.responses.responses.get_mut(status) else {
+                continue;
+            };
+            for (target, names) in &taking {
+                let takes_what_is_new = known
+                    .last()
+                    .is_some_and(|(new, _)| names.iter().any(|name| name == new));
+                if takes_what_is_new {
+                    let given = known.iter().filter(|(name, _)| names.iter().any(|taken| taken == name));
+                    let link = given.fold(LinkBuilder::new().operation_id(target), |link, (name, value)| {
+                        link.parameter(*name, *value)
+                    });
+                    response.links.insert(target.clone(), RefOr::T(link.build()));
+                }
+            }
+        }
+    }
+}
+
+fn path_parameters(operation: &Operation) -> Vec<String> {
+    let parameters = operation.parameters.iter().flatten();
+    let of_path = parameters.filter_map(|parameter| match parameter {
+        RefOr::T(parameter) if parameter.parameter_in == ParameterIn::Path => Some(parameter.name.clone()),
+        _ => None,
+    });
+    of_path.collect()
 }
 
 fn box_parameter() -> Parameter {

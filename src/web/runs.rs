@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::access::{Caller, Reader};
 use super::app::App;
-use super::extract::{Asked, Body, BoxPlace, ConversationPlace, RunName, RunPlace};
+use super::extract::{Asked, Body, BoxPlace, ConversationPlace, RunName, RunPlace, WholeSeconds};
 use super::problem::{ErrorBody, Problem};
 use super::tokens::{self, Scope};
 use crate::box_api::Readiness;
@@ -37,11 +37,17 @@ pub(super) struct StartRun {
     #[schema(min_length = 1, max_length = 8000, pattern = r"^[^\x00]*[^\s\x00][^\x00]*$")]
     command: String,
     /// 1 to 256 bytes; the same key, box and command is the same run. The header `Idempotency-Key` serves too.
-    #[schema(min_length = 1, max_length = 256, pattern = r"^[^\x00]+$")]
+    #[schema(
+        min_length = 1,
+        max_length = 256,
+        pattern = r"^[^\x00]+$",
+        required,
+        nullable = false
+    )]
     idempotency_key: Option<String>,
     /// A shorter deadline than this process's own.
-    #[schema(minimum = 1)]
-    max_duration_seconds: Option<u64>,
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    max_duration_seconds: Option<WholeSeconds>,
     /// Absolute, or relative to the box's home directory.
     #[schema(min_length = 1, max_length = 4096, pattern = r"^[^\x00\n]+$")]
     cwd: Option<String>,
@@ -161,7 +167,7 @@ fn new_run(
             git_credential,
         },
         secret_keys: app.secret_keys.clone(),
-        max_duration: asked.max_duration_seconds.map(Duration::from_secs),
+        max_duration: asked.max_duration_seconds.map(|seconds| Duration::from_secs(seconds.0)),
         limit: app.max_duration,
         ..NewRun::new(
             place.conversation_id,

@@ -20,13 +20,13 @@ fn box_id() -> BoxId {
     BOX.parse().unwrap()
 }
 
-/// Where `bin/_sdk` puts the SDK.
+/// Where `bin/_venv` puts the SDK.
 fn python() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let python = target.join("sdk/bin/python");
     assert!(
         python.exists(),
-        "the provider's SDK is not in {}: run bin/_sdk (bin/test does)",
+        "the provider's SDK is not in {}: run bin/_venv sdk (bin/test does)",
         target.join("sdk").display()
     );
     python

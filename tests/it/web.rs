@@ -4,6 +4,7 @@ mod access;
 mod command_line;
 mod contract;
 mod detach;
+mod fuzz;
 mod live;
 mod site;
 mod starts;
