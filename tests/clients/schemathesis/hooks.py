@@ -1,6 +1,24 @@
-"""What the description of the API can't say, so that the fuzzer does not take it for a good request that is refused."""
+"""What the description of the API can't say, so that the fuzzer does not mistake a good request for a bad one.
+
+A schema counts characters where we count bytes, and knows nothing of two fields together.
+"""
 
 import schemathesis
+
+# Bytes at least and at most.
+LIMITS = {"command": (1, 8000), "idempotency_key": (1, 256), "cwd": (1, 4096)}
+SECRET_LIMITS = (8, 32768)
+
+
+def same_in_bytes(text, limits):
+    """The text, or one of as many characters that are a byte each where bytes and characters differ over the limits."""
+    if not isinstance(text, str):
+        return text
+    least, most = limits
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if (least <= len(text) <= most) == (least <= size <= most):
+        return text
+    return "".join(char if char.isascii() else "0" for char in text)
 
 
 @schemathesis.hook
@@ -8,8 +26,16 @@ def before_call(context, case, kwargs):
     body = case.body
     if not isinstance(body, dict):
         return
+    for field, limits in LIMITS.items():
+        if field in body:
+            body[field] = same_in_bytes(body[field], limits)
     env, secret_env = body.get("env"), body.get("secret_env")
-    if isinstance(env, dict) and isinstance(secret_env, dict):
-        # A name stands in one of them.
-        for name in env.keys() & secret_env.keys():
+    if isinstance(secret_env, dict):
+        for name, value in secret_env.items():
+            secret_env[name] = same_in_bytes(value, SECRET_LIMITS)
+        # A name stands in one of the two.
+        for name in env.keys() & secret_env.keys() if isinstance(env, dict) else ():
             del env[name]
+    credential = body.get("git_credential")
+    if isinstance(credential, dict) and "password" in credential:
+        credential["password"] = same_in_bytes(credential["password"], SECRET_LIMITS)

@@ -32,13 +32,11 @@ async fn a_fuzzer_that_has_the_description_finds_nothing(pool: PgPool) {
     let scopes = [Scope::RunsRead, Scope::RunsWrite, Scope::BoxesWrite];
     let token = site.token_of(&site.app.principal, &scopes).await;
     let folder = tempfile::tempdir().unwrap();
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/schemathesis");
     let mut fuzzer = Command::new(schemathesis());
     fuzzer
         .arg("--config-file")
-        .arg(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/clients/schemathesis/schemathesis.toml"
-        ))
+        .arg(ours.join("schemathesis.toml"))
         .arg("run")
         .arg(format!("{}/openapi.json", site.url()))
         .arg("--header")
