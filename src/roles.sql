@@ -29,14 +29,18 @@ grant execute on function boxrun.start_run, boxrun.attach_box, boxrun.detach_box
 -- The web process admits, reads and cancels for others.
 grant select on all tables in schema boxrun to boxrun_web, boxrun_worker;
 grant insert on boxrun.conversations, boxrun.boxes, boxrun.runs, boxrun.run_events, boxrun.run_secrets, boxrun.jobs,
-    boxrun.api_tokens, boxrun.run_tickets, boxrun.provider to boxrun_web;
-grant update on boxrun.boxes, boxrun.runs, boxrun.jobs, boxrun.api_tokens, boxrun.run_tickets to boxrun_web;
-grant delete on boxrun.conversations, boxrun.runs, boxrun.jobs, boxrun.run_tickets to boxrun_web;
+    boxrun.api_tokens, boxrun.run_tickets, boxrun.provider, boxrun.webhooks to boxrun_web;
+grant update on boxrun.boxes, boxrun.runs, boxrun.jobs, boxrun.api_tokens, boxrun.run_tickets, boxrun.webhooks,
+    boxrun.webhook_deliveries to boxrun_web;
+grant delete on boxrun.conversations, boxrun.runs, boxrun.jobs, boxrun.run_tickets, boxrun.webhooks to boxrun_web;
 
 -- The worker drives runs; it makes no conversation and attaches no box. Operators pause and drain with the same role.
 grant insert, update, delete on boxrun.jobs, boxrun.workers, boxrun.run_output, boxrun.kind_pauses to boxrun_worker;
 grant insert on boxrun.run_events, boxrun.provider, boxrun.settings to boxrun_worker;
 grant update on boxrun.runs, boxrun.provider, boxrun.settings to boxrun_worker;
+-- It delivers what the trigger on boxrun.runs wrote down, removes it after its retention, and disables webhooks that are gone.
+grant update on boxrun.webhooks to boxrun_worker;
+grant update, delete on boxrun.webhook_deliveries to boxrun_worker;
 
 grant execute on all functions in schema boxrun to boxrun_web, boxrun_worker;
 revoke execute on function boxrun.start_run, boxrun.attach_box, boxrun.detach_box, boxrun.cancel_run from boxrun_worker;
