@@ -14,6 +14,7 @@ use crate::jobs::JobSettings;
 use crate::jobs::worker::{WorkerOptions, retention};
 use crate::runs::SecretKeys;
 use crate::web::WebOptions;
+use crate::webhooks::WebhookOptions;
 
 /// The provider where nothing else is configured.
 const DEFAULT_BOX_API_URL: &str = "https://ascii.dev/api/box/v1";
@@ -96,6 +97,19 @@ impl<'a> Environment<'a> {
         }
     }
 
+    /// Off unless it is `true`.
+    fn flag(&mut self, name: &str) -> bool {
+        let Some(text) = self.text(name) else { return false };
+        match text.trim() {
+            "true" => true,
+            "false" => false,
+            _ => {
+                self.fault(format!("{name} is true or false, not `{text}`"));
+                false
+            }
+        }
+    }
+
     /// The database of boxrun's own processes, which need a direct connection.
     pub fn database(&mut self) -> Option<PgConnectOptions> {
         let name = if self.text("BOXRUN_DATABASE_URL").is_some() {
@@ -137,7 +151,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// What seals and opens the secrets of runs.
+    /// What seals and opens the secrets of runs and of webhooks.
     pub fn secret_keys(&mut self) -> Option<SecretKeys> {
         let text = self.text("BOXRUN_SECRET_KEYS")?;
         SecretKeys::parse(&text)
@@ -175,7 +189,12 @@ impl<'a> Environment<'a> {
         let max_duration = self.max_duration();
         let shutdown = Duration::from_secs(self.number("BOXRUN_SHUTDOWN_SECONDS", 25, 0, 3600));
         let secret_keys = self.secret_keys();
+        let webhooks = WebhookOptions {
+            concurrency: self.number("BOXRUN_WEBHOOK_CONCURRENCY", 20, 0, 1000),
+            allow_private: self.flag("BOXRUN_WEBHOOK_ALLOW_PRIVATE"),
+        };
         let options = WorkerOptions {
+            webhooks,
             secret_keys,
             database: database?,
             connections,
@@ -318,6 +337,7 @@ mod tests {
             "BOX_API_URL" => Some("not a url".to_owned()),
             "BOXRUN_LEASE_SECONDS" => Some("0".to_owned()),
             "BOXRUN_OUTPUT_MAX_BYTES" => Some("many".to_owned()),
+            "BOXRUN_WEBHOOK_ALLOW_PRIVATE" => Some("yes".to_owned()),
             _ => None,
         };
         let mut environment = Environment::new(&lookup);
@@ -329,6 +349,7 @@ mod tests {
             "BOX_API_KEY",
             "BOXRUN_OUTPUT_MAX_BYTES",
             "BOXRUN_LEASE_SECONDS",
+            "BOXRUN_WEBHOOK_ALLOW_PRIVATE",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");
         }

@@ -7,10 +7,12 @@ pub mod ids;
 pub mod jobs;
 pub mod postgres;
 pub mod queue;
+pub mod retry_after;
 pub mod runs;
 pub mod schema;
 pub mod sim;
 pub mod web;
+pub mod webhooks;
 
 /// The examples of the README compile against what there is.
 #[cfg(doctest)]

@@ -13,7 +13,6 @@
 mod answer_fields;
 mod box_info;
 mod error_table;
-mod retry_after;
 mod transport;
 
 use std::fmt;
@@ -32,7 +31,7 @@ use crate::box_api::error::{BoxError, BoxErrorCode};
 use crate::ids::BoxId;
 pub use box_info::{BoxInfo, BoxState, Readiness};
 use error_table::{Answer, BodyFault, Object, TransportFailure, judge, judge_transport_failure};
-pub use retry_after::RETRY_AFTER_MAX;
+pub use transport::RETRY_AFTER_MAX;
 use transport::{cause_of, failure_of, http_client, parse_object, read_body, retry_after_of};
 
 /// Below the 5 s after which common servers close an idle connection (Node.js' default): a command written to a connection

@@ -1,11 +1,10 @@
-//! How long to wait after failures in a row: doubling, with jitter, so that workers don't come back in step.
+//! How long each kind of job waits after failures in a row.
 
 use std::time::Duration;
 
-use crate::queue::JobKind;
+use crate::queue::{Backoff, JobKind};
 
 const FIRST: Duration = Duration::from_millis(500);
-const JITTER: f64 = 0.2;
 
 /// The delay after `failures` in a row (at least 1); `random` is from 0 to 1. A provider that asked for patience gets it,
 /// and a little more.
@@ -15,14 +14,8 @@ pub(super) fn delay(kind: JobKind, failures: u32, retry_after: Option<Duration>,
         JobKind::Poll | JobKind::Stop => Duration::from_secs(5),
         JobKind::Cleanup => Duration::from_mins(10),
     };
-    let doubled = FIRST.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1).min(20)));
-    // The limit comes before the jitter, too: after a long outage those who wait the longest would all come in step.
-    let jittered = doubled
-        .min(longest)
-        .mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
-        .min(longest);
-    let asked = retry_after.unwrap_or_default().mul_f64(1.0 + JITTER * random);
-    jittered.max(asked)
+    let backoff = Backoff { first: FIRST, longest };
+    backoff.delay(failures, retry_after, random)
 }
 
 #[cfg(test)]

@@ -2,10 +2,13 @@
 //!
 //! A live run without a job gets one; a live run past its deadline becomes a stop, also while polls are paused or not
 //! served, and one whose exit is known by then is read to its end despite a pause; nothing is due further ahead than its kind allows, so that a clock that jumped strands nobody.
+//! Deliveries of webhooks that ended long ago are removed.
 
 use std::time::Duration;
 
 use sqlx::PgPool;
+
+use crate::webhooks;
 
 /// The key of the advisory lock: "boxrun" in ASCII. Held for one transaction, so that it also works behind a pooler.
 const LOCK: i64 = 0x62_6f_78_72_75_6e;
@@ -86,6 +89,7 @@ pub async fn reconcile(pool: &PgPool, poll_interval: Duration, retention: Durati
     sqlx::query!("delete from boxrun.workers where heartbeat_at < now() - interval '1 day'")
         .execute(&mut *tx)
         .await?;
+    webhooks::remove_expired(&mut tx).await?;
     let mended = Mended {
         jobs_restored: restored.rows_affected(),
         turned_into_stops: stopped.rows_affected(),

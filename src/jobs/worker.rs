@@ -1,4 +1,5 @@
-//! The worker process: claimer, listener, one apalis worker a kind, reconcile and heartbeat, until it is told to stop.
+//! The worker process: claimer, listener, one apalis worker a kind, delivery of webhooks, reconcile and heartbeat, until it is
+//! told to stop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::queue::{
 use crate::runs::SecretKeys;
 use crate::runs::masking::Masker;
 use crate::schema::{self, SchemaError};
+use crate::webhooks::{Deliverer, WebhookClientError, WebhookOptions};
 
 use super::throttle::Throttle;
 use super::{Context, JobSettings, handle, reconcile};
@@ -47,8 +49,9 @@ pub struct WorkerOptions {
     pub provider: String,
     /// Masked wherever they appear in output.
     pub secrets: Vec<String>,
-    /// What opens the secrets of runs.
+    /// What opens the secrets of runs and of webhooks.
     pub secret_keys: Option<SecretKeys>,
+    pub webhooks: WebhookOptions,
 }
 
 /// Why a worker does not start.
@@ -58,6 +61,8 @@ pub enum WorkerError {
     Database(#[from] sqlx::Error),
     #[error(transparent)]
     Schema(#[from] SchemaError),
+    #[error(transparent)]
+    Webhooks(#[from] WebhookClientError),
 }
 
 /// Works until `stop`, then lets go: no claim any more, polls dropped and given back, dispatches and kills waited for. Drained by
@@ -79,11 +84,20 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
             concurrency: options.concurrency,
         },
     );
+    let live_pool = LivePool::new(pool.clone());
+    let masker = Masker::new(options.secrets.iter().cloned());
+    let deliverer = Deliverer::new(
+        worker.clone(),
+        live_pool.clone(),
+        masker.clone(),
+        options.secret_keys.clone(),
+        options.webhooks,
+    )?;
     let context = Arc::new(Context {
-        pool: LivePool::new(pool.clone()),
+        pool: live_pool,
         client,
         claimer: claimer.clone(),
-        masker: Masker::new(options.secrets.iter().cloned()),
+        masker,
         secret_keys: options.secret_keys.clone(),
         throttle: Throttle::default(),
         settings: options.jobs.clone(),
@@ -105,15 +119,19 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
     }
     let mut background = JoinSet::new();
     background.spawn(claimer.clone().renew());
-    background.spawn(Listener::new(options.database.clone(), claimer.clone()).run());
+    let listener = Listener::new(options.database.clone(), claimer.clone());
+    background.spawn(listener.waking_for_deliveries(deliverer.wake()).run());
     background.spawn(keep_alive(Arc::clone(&context), worker.clone()));
     background.spawn(keep_reconciled(Arc::clone(&context)));
     let mut claiming = tokio::spawn(claimer.clone().run(lanes, stop.clone()));
+    let last_delivery = CancellationToken::new();
+    let delivering = tokio::spawn(deliverer.run(last_delivery.clone(), options.shutdown));
 
     tokio::select! {
         () = stop.cancelled() => {}
-        () = drained(&claimer, &mut claiming, &stop) => {}
+        () = drained(&claimer, &mut claiming, &stop, &last_delivery) => {}
     }
+    last_delivery.cancel();
     stopping(&context.pool.get(), &worker).await;
     tracing::info!(
         worker,
@@ -133,6 +151,9 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
     if tokio::time::timeout(options.shutdown, claimer.idle()).await.is_err() {
         tracing::warn!(worker, "some jobs did not finish in time; their leases lapse");
     }
+    if let Err(error) = delivering.await {
+        tracing::error!(worker, %error, "the delivery of webhooks ended");
+    }
     // An apalis worker whose backend has ended still waits for a shutdown of its own; there is nothing left in it.
     served.shutdown().await;
     background.shutdown().await;
@@ -142,8 +163,14 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
 }
 
 /// Resolves once the claimer has ended by itself, which it does only for a drain, and what it handed out is finished.
-async fn drained(claimer: &Claimer, claiming: &mut JoinHandle<()>, stop: &CancellationToken) {
+async fn drained(
+    claimer: &Claimer,
+    claiming: &mut JoinHandle<()>,
+    stop: &CancellationToken,
+    last_delivery: &CancellationToken,
+) {
     let _ = claiming.await;
+    last_delivery.cancel();
     if stop.is_cancelled() {
         return;
     }

@@ -3,13 +3,12 @@
 //! It wakes by notification (a new run, a cancel), by the worker's own finishes, by a freed slot when it had none, and by a
 //! timer set to the next due time. The timer is the guarantee: it never sleeps longer than [`FALLBACK`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::PgPool;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -19,6 +18,7 @@ use super::kind::JobKind;
 use super::orders::KnownOrders;
 use super::outage::Outage;
 use super::silence::{LivePool, answered};
+use super::wake::Wake;
 use crate::ids::RunId;
 
 /// The longest sleep of an idle claimer, at two statements each.
@@ -70,38 +70,6 @@ impl Lanes {
     }
 }
 
-/// The earliest instant at which something is known to become due.
-#[derive(Debug, Default)]
-struct Wake {
-    at: Mutex<Option<Instant>>,
-    changed: Notify,
-}
-
-impl Wake {
-    fn at(&self, instant: Instant) {
-        let mut at = self.lock();
-        if at.is_none_or(|earlier| instant < earlier) {
-            *at = Some(instant);
-            self.changed.notify_one();
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until `latest`, or until an earlier instant that somebody names meanwhile.
-    async fn wait(&self, latest: Instant) {
-        loop {
-            let until = self.lock().map_or(latest, |at| at.min(latest));
-            tokio::select! {
-                () = tokio::time::sleep_until(until) => return,
-                () = self.changed.notified() => {}
-            }
-        }
-    }
-}
-
 /// What one look at the queue brought.
 enum Turn {
     /// A whole batch, or a change of what may be claimed: there may be more.
@@ -134,7 +102,7 @@ impl Drop for Slot {
             .is_some_and(|permit| permit.semaphore().available_permits() == 0);
         drop(self.permit.take());
         if were_all_taken {
-            self.wake.at(Instant::now());
+            self.wake.due_in(Duration::ZERO);
         }
     }
 }
@@ -168,7 +136,7 @@ impl Claimer {
 
     /// Something is due after `delay`: claim it then.
     pub fn due_in(&self, delay: Duration) {
-        self.wake.at(Instant::now() + delay);
+        self.wake.due_in(delay);
     }
 
     /// Operators ordered something: read it before the next claim.
@@ -208,7 +176,7 @@ impl Claimer {
         let mut outage = Outage::of("claiming jobs");
         let mut locked_delay = COALESCE;
         while !stop.is_cancelled() {
-            *self.wake.lock() = None;
+            self.wake.forget();
             let turn = tokio::select! {
                 turn = answered(self.turn(&lanes)) => self.pool.noting(turn),
                 // A claim that does not come back would hold up the shutdown; what it took comes back when its lease lapses.
@@ -234,7 +202,7 @@ impl Claimer {
             };
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = self.wake.wait(Instant::now() + sleep.min(FALLBACK)) => {}
+                () = self.wake.wait(sleep.min(FALLBACK)) => {}
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Hearing that a job is due at once. Only a speed-up: whatever is missed, the claimer's timer finds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
@@ -8,20 +9,24 @@ use super::claimer::Claimer;
 use super::hand::Interrupt;
 use super::outage::Outage;
 use super::silence::answered;
+use super::wake::Wake;
 use crate::ids::RunId;
 
-/// The channel: a payload is a kind of job that is due, `orders` (a pause, a drain), or `cancel:<run id>`.
+/// The channel: a payload is a kind of job that is due, `webhook` (a delivery is), `orders` (a pause, a drain), or
+/// `cancel:<run id>`.
 const CHANNEL: &str = "boxrun_jobs";
 /// A notification to oneself is sent this often; one that does not come back in time shows a half-open connection.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING: &str = "ping:";
 const ORDERS: &str = "orders";
+const DELIVERY: &str = "webhook";
 
 /// One LISTEN connection of its own.
 #[derive(Debug)]
 pub struct Listener {
     database: PgConnectOptions,
     claimer: Claimer,
+    deliveries: Arc<Wake>,
     ping_interval: Duration,
 }
 
@@ -32,8 +37,15 @@ impl Listener {
         Self {
             database,
             claimer,
+            deliveries: Arc::default(),
             ping_interval: PING_INTERVAL,
         }
+    }
+
+    /// Also wakes who delivers webhooks, so that a process needs no second LISTEN connection.
+    #[must_use]
+    pub fn waking_for_deliveries(self, deliveries: Arc<Wake>) -> Self {
+        Self { deliveries, ..self }
     }
 
     /// With another time between two notifications to itself.
@@ -68,7 +80,7 @@ impl Listener {
         answered(listener.listen(CHANNEL)).await?;
         outage.ended();
         // What became due or was ordered before LISTEN was heard by nobody.
-        self.claimer.orders_changed();
+        self.look_again();
         let mut ping = tokio::time::interval(self.ping_interval);
         ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut unanswered = 0;
@@ -80,7 +92,7 @@ impl Listener {
                         self.hear(notification.payload());
                     }
                     // The connection was lost and is new again.
-                    None => self.claimer.orders_changed(),
+                    None => self.look_again(),
                 },
                 _ = ping.tick() => {
                     if unanswered >= 2 {
@@ -93,12 +105,22 @@ impl Listener {
         }
     }
 
+    /// Something may have been said that nobody heard.
+    fn look_again(&self) {
+        self.claimer.orders_changed();
+        self.deliveries.due_in(Duration::ZERO);
+    }
+
     fn hear(&self, payload: &str) {
         if payload == PING {
             return;
         }
         if payload == ORDERS {
             self.claimer.orders_changed();
+            return;
+        }
+        if payload == DELIVERY {
+            self.deliveries.due_in(Duration::ZERO);
             return;
         }
         match payload.strip_prefix("cancel:").map(str::parse::<RunId>) {

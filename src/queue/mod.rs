@@ -8,6 +8,7 @@
 //! [`backend`], and no other module names it. No worker's clock decides anything; all times are the database's.
 
 pub mod backend;
+mod backoff;
 mod claim;
 mod claimer;
 mod finish;
@@ -19,7 +20,9 @@ mod orders;
 mod outage;
 pub mod overview;
 mod silence;
+mod wake;
 
+pub use backoff::Backoff;
 pub use claim::{ClaimedJob, Lease};
 pub use claimer::{Claimer, ClaimerOptions, Lanes};
 pub use finish::{Finish, NextJob, Remember, end_unheld, finish, give_back, hold};
@@ -28,3 +31,4 @@ pub use kind::JobKind;
 pub use listener::Listener;
 pub use outage::Outage;
 pub use silence::{LivePool, answered, without_silent_connections};
+pub use wake::Wake;

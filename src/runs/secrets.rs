@@ -1,4 +1,4 @@
-//! Secrets of a run: what they are, and how they are sealed at rest.
+//! Secrets of a run: what they are, and how they and other secrets are sealed at rest.
 //!
 //! Sealed with XChaCha20-Poly1305 under the first of the configured keys, a random nonce, and the run's id as associated
 //! data, so that a sealed value can't be moved to another run. Any of the keys opens: a key is rotated by putting the new
@@ -176,7 +176,7 @@ pub struct InvalidSecretKeys(usize);
 pub enum OpenError {
     #[error("secret_unreadable: no configured key has the id {0}; put it back into BOXRUN_SECRET_KEYS")]
     UnknownKey(String),
-    #[error("secret_unreadable: the sealed secrets are damaged, or belong to another run")]
+    #[error("secret_unreadable: the sealed secret is damaged, or belongs to something else")]
     Damaged,
 }
 
@@ -209,16 +209,30 @@ impl SecretKeys {
     /// Seals the secrets of one run.
     ///
     /// # Panics
-    /// Never: a few KiB can always be sealed.
+    /// Never: maps of texts are JSON.
     #[must_use]
     pub fn seal(&self, run_id: RunId, secrets: &RunSecrets) -> Sealed {
+        let plain = Zeroizing::new(serde_json::to_vec(secrets).expect("maps of texts are JSON"));
+        self.seal_bytes(run_id.0.as_bytes(), &plain)
+    }
+
+    /// Opens the secrets of one run.
+    ///
+    /// # Errors
+    /// When the key is not configured any more, or the bytes are not what was sealed for this run.
+    pub fn open(&self, run_id: RunId, sealed: &Sealed) -> Result<RunSecrets, OpenError> {
+        let plain = self.open_bytes(run_id.0.as_bytes(), sealed)?;
+        serde_json::from_slice(&plain).map_err(|_| OpenError::Damaged)
+    }
+
+    /// Seals what belongs to `owner`, and opens for it alone.
+    ///
+    /// # Panics
+    /// Never: a few KiB can always be sealed.
+    pub(crate) fn seal_bytes(&self, owner: &[u8], plain: &[u8]) -> Sealed {
         let key = &self.0[0];
         let nonce = random_nonce();
-        let plain = Zeroizing::new(serde_json::to_vec(secrets).expect("maps of texts are JSON"));
-        let payload = Payload {
-            msg: &plain,
-            aad: run_id.0.as_bytes(),
-        };
+        let payload = Payload { msg: plain, aad: owner };
         let sealed = key
             .cipher
             .encrypt(&XNonce::from(nonce), payload)
@@ -230,23 +244,17 @@ impl SecretKeys {
         }
     }
 
-    /// Opens the secrets of one run.
-    ///
-    /// # Errors
-    /// When the key is not configured any more, or the bytes are not what was sealed for this run.
-    pub fn open(&self, run_id: RunId, sealed: &Sealed) -> Result<RunSecrets, OpenError> {
+    /// Opens what was sealed for `owner`.
+    pub(crate) fn open_bytes(&self, owner: &[u8], sealed: &Sealed) -> Result<Zeroizing<Vec<u8>>, OpenError> {
         let key = self.0.iter().find(|key| key.id == sealed.key_id);
         let key = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
         let nonce: [u8; 24] = sealed.nonce.as_slice().try_into().map_err(|_| OpenError::Damaged)?;
         let payload = Payload {
             msg: &sealed.sealed,
-            aad: run_id.0.as_bytes(),
+            aad: owner,
         };
-        let plain = key
-            .cipher
-            .decrypt(&XNonce::from(nonce), payload)
-            .map_err(|_| OpenError::Damaged)?;
-        serde_json::from_slice(&Zeroizing::new(plain)).map_err(|_| OpenError::Damaged)
+        let plain = key.cipher.decrypt(&XNonce::from(nonce), payload);
+        plain.map(Zeroizing::new).map_err(|_| OpenError::Damaged)
     }
 }
 

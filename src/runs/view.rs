@@ -99,6 +99,19 @@ impl RunView {
             worker: run.worker.clone(),
         }
     }
+
+    /// An ended run without what is its job's, which goes on to clean up: it is the same whenever it is asked for.
+    #[must_use]
+    pub fn of_ended(run: &Run, masker: &Masker) -> Self {
+        Self {
+            last_seen_at: None,
+            next_poll_at: None,
+            attempts: None,
+            last_error: None,
+            worker: None,
+            ..Self::of(run, masker)
+        }
+    }
 }
 
 /// A time as it is shown everywhere.

@@ -76,6 +76,10 @@ impl Setting {
             secrets: Vec::new(),
 
             secret_keys: None,
+            webhooks: WebhookOptions {
+                concurrency: 0,
+                allow_private: false,
+            },
             max_duration: Duration::from_secs(1800),
         };
         let stop = CancellationToken::new();

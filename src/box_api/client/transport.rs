@@ -6,13 +6,15 @@ use reqwest::header::{CONTENT_LENGTH, HeaderMap, RETRY_AFTER};
 use url::Url;
 
 use super::error_table::{BodyFault, Object, TransportFailure};
-use super::retry_after::parse_retry_after;
+use crate::retry_after::parse_retry_after;
 
 /// Longer answers are not read to their end.
 const ANSWER_MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Below every call's total deadline, so that a connection that does not open is told apart from an answer that does not
 /// come. A call with a shorter deadline than this can't tell, and counts as one that may have run.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// No provider holds us back for longer, whatever it asks for: a week in a header must not stall a run past its deadline.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// The settings that hold the promise of the module above: nothing is sent twice.
 #[expect(clippy::disallowed_methods, reason = "the one place that builds HTTP clients")]
@@ -55,7 +57,7 @@ pub(super) fn cause_of(error: reqwest::Error) -> String {
 }
 
 pub(super) fn retry_after_of(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    parse_retry_after(headers.get(RETRY_AFTER)?.to_str().ok()?, now)
+    parse_retry_after(headers.get(RETRY_AFTER)?.to_str().ok()?, now, RETRY_AFTER_MAX)
 }
 
 pub(super) async fn read_body(mut response: reqwest::Response) -> Result<Vec<u8>, BodyFault> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use boxrun::box_api::BoxClient;
 use boxrun::jobs::JobSettings;
 use boxrun::jobs::worker::{self, WorkerError, WorkerOptions};
+use boxrun::webhooks::WebhookOptions;
 use chrono::TimeDelta;
 use sqlx::PgPool;
 use tokio::runtime::{Builder, Runtime};
@@ -77,5 +78,9 @@ pub fn options(pool: &PgPool, provider: String) -> WorkerOptions {
         provider,
         secrets: vec![KEY.to_owned()],
         secret_keys: None,
+        webhooks: WebhookOptions {
+            concurrency: 4,
+            allow_private: true,
+        },
     }
 }

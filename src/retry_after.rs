@@ -1,22 +1,21 @@
-//! Reading `Retry-After`.
+//! Reading `Retry-After`: of the provider, and of receivers of webhooks.
 
 use std::time::{Duration, SystemTime};
 
-/// No provider holds us back for longer, whatever it asks for: a week in a header must not stall a run past its deadline.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-
-/// How long the provider asks us to wait, as seconds or as an HTTP date (RFC 9110, 10.2.3), at most [`RETRY_AFTER_MAX`].
+/// How long a server asks us to wait, as seconds or as an HTTP date (RFC 9110, 10.2.3), at most `longest`: a week in a
+/// header must not hold us back for a week.
 ///
 /// Zero and a date that has passed mean "at once"; anything else that is not understood is as if it were not there.
-pub(super) fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+#[must_use]
+pub fn parse_retry_after(value: &str, now: SystemTime, longest: Duration) -> Option<Duration> {
     let value = value.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         // Digits that no u64 holds are more than the cap, not garbage.
         let seconds = value.parse().unwrap_or(u64::MAX);
-        return Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+        return Some(Duration::from_secs(seconds).min(longest));
     }
     let at = httpdate::parse_http_date(value).ok()?;
-    Some(at.duration_since(now).unwrap_or(Duration::ZERO).min(RETRY_AFTER_MAX))
+    Some(at.duration_since(now).unwrap_or(Duration::ZERO).min(longest))
 }
 
 #[cfg(test)]
@@ -43,7 +42,11 @@ mod tests {
             ("soon", None),
             ("", None),
         ] {
-            assert_eq!(parse_retry_after(value, now), expected, "{value:?}");
+            assert_eq!(
+                parse_retry_after(value, now, Duration::from_secs(60)),
+                expected,
+                "{value:?}"
+            );
         }
     }
 }
