@@ -20,6 +20,8 @@ use crate::webhooks::WebhookOptions;
 const DEFAULT_BOX_API_URL: &str = "https://ascii.dev/api/box/v1";
 /// Reconnecting once a minute costs nothing that shows, and an outcome is tried again for twice as long.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
+/// A receiver notes what it is told, and does its work afterwards.
+const WEBHOOK_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All that is wrong with the environment.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -192,6 +194,7 @@ impl<'a> Environment<'a> {
         let webhooks = WebhookOptions {
             concurrency: self.number("BOXRUN_WEBHOOK_CONCURRENCY", 20, 0, 1000),
             allow_private: self.flag("BOXRUN_WEBHOOK_ALLOW_PRIVATE"),
+            attempt_timeout: WEBHOOK_ATTEMPT_TIMEOUT,
         };
         let options = WorkerOptions {
             webhooks,

@@ -11,11 +11,13 @@ use axum::http::{StatusCode, header};
 use serde::de::{self, DeserializeOwned};
 use serde::{Deserialize, Deserializer};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::app::App;
 use super::problem::Problem;
 use crate::ids::{BoxId, ConversationId, RunId};
 use crate::runs::{self, Run, RunNotFound};
+use crate::webhooks::registry::WebhookName;
 
 /// The longest body of a request, in bytes: the largest run there is, with each byte escaped.
 pub const BODY_MAX_BYTES: usize = 512 * 1024;
@@ -208,6 +210,44 @@ impl FromRequestParts<App> for RunName {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         run_id(&named(parts, app).await?).map(Self)
+    }
+}
+
+/// A webhook in the address, as it was written: the one that makes it says what is wrong with a name.
+pub(super) struct WebhookPlace(pub String);
+
+impl WebhookPlace {
+    /// Its name; what can be none is not there.
+    pub fn name(&self) -> Result<WebhookName, Problem> {
+        self.0.parse().map_err(|_| Problem::no_such_webhook())
+    }
+}
+
+impl FromRequestParts<App> for WebhookPlace {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let mut names = named(parts, app).await?;
+        Ok(Self(names.remove("name").unwrap_or_default()))
+    }
+}
+
+/// A delivery of a webhook in the address.
+pub(super) struct DeliveryPlace {
+    pub webhook: WebhookPlace,
+    /// `None`: it can be no id.
+    pub delivery_id: Option<Uuid>,
+}
+
+impl FromRequestParts<App> for DeliveryPlace {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let mut names = named(parts, app).await?;
+        Ok(Self {
+            delivery_id: names.get("delivery_id").and_then(|text| text.parse().ok()),
+            webhook: WebhookPlace(names.remove("name").unwrap_or_default()),
+        })
     }
 }
 

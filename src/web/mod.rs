@@ -18,6 +18,7 @@ mod runs;
 mod server;
 mod stream;
 pub mod tokens;
+mod webhooks;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -66,7 +67,7 @@ pub struct WebOptions {
     pub provider: Option<String>,
     /// Masked wherever they would be shown.
     pub secrets: Vec<String>,
-    /// What seals the secrets of runs.
+    /// What seals the secrets of runs and of webhooks.
     pub secret_keys: Option<SecretKeys>,
 }
 

@@ -12,7 +12,7 @@ use utoipa::{Modify, OpenApi};
 
 use super::app::App;
 use super::problem::ErrorBody;
-use super::{conversations, runs, stream};
+use super::{conversations, runs, stream, webhooks};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,6 +26,7 @@ use super::{conversations, runs, stream};
         conversations::put, conversations::delete, conversations::attach, conversations::list, conversations::detach,
         runs::start, runs::list, runs::list_of_box, runs::get, runs::output, runs::timeline, runs::cancel, runs::ticket,
         stream::stream,
+        webhooks::put, webhooks::list, webhooks::get, webhooks::delete, webhooks::list_deliveries, webhooks::redeliver,
     ),
     components(schemas(ErrorBody)),
     modifiers(&Tokens, &Errors, &RunsOfBoxes, &Links),
@@ -121,6 +122,7 @@ struct Links;
 impl Modify for Links {
     fn modify(&self, document: &mut Document) {
         let conversation = [("conversation_id", "$request.path.conversation_id")];
+        let webhook = [("name", "$request.path.name")];
         let started = [
             ("conversation_id", "$request.path.conversation_id"),
             ("box_id", "$request.path.box_id"),
@@ -134,6 +136,7 @@ impl Modify for Links {
         for operation in document.paths.paths.values_mut().flat_map(operations) {
             let (status, known): (&str, &[(&str, &str)]) = match operation.operation_id.as_deref() {
                 Some("putConversation") => ("200", &conversation),
+                Some("putWebhook") => ("201", &webhook),
                 Some("startRun") => ("202", &started),
                 _ => continue,
             };

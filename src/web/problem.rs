@@ -82,6 +82,16 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "box_run_not_found", "there is no such run here")
     }
 
+    pub(super) fn no_such_webhook() -> Self {
+        let message = "there is no such webhook here";
+        Self::new(StatusCode::NOT_FOUND, "webhook_not_found", message)
+    }
+
+    pub(super) fn no_such_delivery() -> Self {
+        let message = "there is no such delivery of this webhook; ended ones are kept for 30 days";
+        Self::new(StatusCode::NOT_FOUND, "delivery_not_found", message)
+    }
+
     pub(super) fn run_in_progress(active: RunId) -> Self {
         let message = format!("run {active} is active on the box; wait for it or cancel it");
         Self {

@@ -14,7 +14,7 @@ use tower_http::set_header::SetResponseHeaderLayer;
 use super::app::App;
 use super::extract::BODY_MAX_BYTES;
 use super::problem::Problem;
-use super::{access, conversations, health, openapi, runs, stream};
+use super::{access, conversations, health, openapi, runs, stream, webhooks};
 
 /// Everything that the process serves to users.
 pub(super) fn all(app: App, allowed_origins: &[String]) -> Router {
@@ -42,6 +42,16 @@ pub(super) fn all(app: App, allowed_origins: &[String]) -> Router {
             one_run(),
         )
         .nest("/conversations/{conversation_id}/runs/{run_id}", one_run())
+        .route("/webhooks", get(webhooks::list))
+        .route(
+            "/webhooks/{name}",
+            put(webhooks::put).get(webhooks::get).delete(webhooks::delete),
+        )
+        .route("/webhooks/{name}/deliveries", get(webhooks::list_deliveries))
+        .route(
+            "/webhooks/{name}/deliveries/{delivery_id}/redeliver",
+            post(webhooks::redeliver),
+        )
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES));
     Router::new()
         .nest("/api/v1", api)

@@ -23,8 +23,8 @@ use crate::runs::{
     conversations, events, output,
 };
 
-const PAGE_DEFAULT: u16 = 50;
-const PAGE_MAX: u16 = 200;
+pub(super) const PAGE_DEFAULT: u16 = 50;
+pub(super) const PAGE_MAX: u16 = 200;
 /// The longest `?wait=`, in seconds.
 const WAIT_MAX_SECONDS: u64 = 60;
 

@@ -10,8 +10,6 @@ use super::outcome::{Observed, RETRY_AFTER_MAX};
 use super::target::{TargetRefused, Targets};
 use crate::retry_after::parse_retry_after;
 
-/// A whole attempt, from the look-up of the name to the last byte that is read.
-pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// So much of an answer is read, so that a receiver is not cut off in the middle of it, and dropped.
 const ANSWER_MAX_BYTES: usize = 64 * 1024;
@@ -30,17 +28,21 @@ pub(super) struct Letter<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Courier {
     targets: Targets,
+    timeout: Duration,
     plain: reqwest::Client,
     /// Or why there is none: a machine without certificates can still call http.
     tls: Result<reqwest::Client, String>,
 }
 
 impl Courier {
+    /// One whose attempts take no longer than `timeout` each.
+    ///
     /// # Errors
     /// When no HTTP client can be set up at all.
-    pub fn new(targets: Targets) -> reqwest::Result<Self> {
+    pub fn new(targets: Targets, timeout: Duration) -> reqwest::Result<Self> {
         Ok(Self {
             targets,
+            timeout,
             plain: client(targets).tls_certs_only([]).build()?,
             tls: client(targets).build().map_err(cause_of),
         })
@@ -63,7 +65,7 @@ impl Courier {
             .header("webhook-timestamp", letter.timestamp)
             .header("webhook-signature", letter.signature)
             .body(letter.body);
-        let deadline = Instant::now() + ATTEMPT_MAX;
+        let deadline = Instant::now() + self.timeout;
         let mut response = match tokio::time::timeout_at(deadline, request.send()).await {
             Err(_elapsed) => return Observed::TimedOut,
             Ok(Err(error)) => return observed(error),

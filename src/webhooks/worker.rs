@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::body;
-use super::deliver::{ATTEMPT_MAX, Courier, Letter};
+use super::deliver::{Courier, Letter};
 use super::outbox::{self, ClaimedDelivery, Finished};
 use super::outcome::{self, Next, Observed, Outcome};
 use super::sign::SigningSecret;
@@ -28,8 +28,9 @@ const HELD_DELAY_MAX: Duration = Duration::from_millis(500);
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// In hand of one webhook, in all processes together; also the size of a claim.
 const PER_WEBHOOK_MAX: usize = 5;
-/// Longer than an attempt, with time to read the run before and to commit the outcome after it: so it is not renewed.
-const LEASE: Duration = ATTEMPT_MAX.saturating_mul(3);
+/// How much longer than an attempt a lease lasts, for reading the run before and committing the outcome after it: so it is
+/// not renewed.
+const LEASE_MARGIN: Duration = Duration::from_secs(20);
 
 /// How a worker delivers webhooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct WebhookOptions {
     pub concurrency: usize,
     /// Private addresses are called, too: for development and tests.
     pub allow_private: bool,
+    /// A whole attempt, from the look-up of the receiver's name to the last byte that is read of its answer.
+    pub attempt_timeout: Duration,
 }
 
 /// There is no HTTP client to deliver with.
@@ -60,6 +63,7 @@ struct Shared {
     masker: Masker,
     keys: Option<SecretKeys>,
     wake: Arc<Wake>,
+    lease: Duration,
 }
 
 /// A slot; given back when dropped, which wakes who may have been out of them.
@@ -96,10 +100,11 @@ impl Deliverer {
             shared: Arc::new(Shared {
                 worker,
                 pool,
-                courier: Courier::new(targets).map_err(WebhookClientError)?,
+                courier: Courier::new(targets, options.attempt_timeout).map_err(WebhookClientError)?,
                 masker,
                 keys,
                 wake: Arc::default(),
+                lease: options.attempt_timeout + LEASE_MARGIN,
             }),
             slots: Arc::new(Semaphore::new(options.concurrency)),
         })
@@ -180,7 +185,7 @@ async fn turn(shared: &Arc<Shared>, slots: &Arc<Semaphore>, attempts: &mut JoinS
     }
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let pool = shared.pool.get();
-    let claimed = outbox::claim(&pool, LEASE, &shared.worker, count(free), count(PER_WEBHOOK_MAX)).await?;
+    let claimed = outbox::claim(&pool, shared.lease, &shared.worker, count(free), count(PER_WEBHOOK_MAX)).await?;
     if claimed.is_empty() {
         let next = outbox::next_due(&pool).await?.unwrap_or(FALLBACK);
         return Ok(Turn::Nothing { next });

@@ -14,6 +14,7 @@ use boxrun::runs::conversations::{attach_box, default_conversation};
 use boxrun::runs::read::find;
 use boxrun::runs::{NewRun, Principal, Run, RunState, cancel, start_run};
 use boxrun::sim::{Fault, FaultRule, FaultTarget, SimBoxState, SimOptions, Simulator};
+use boxrun::webhooks::WebhookOptions;
 use chrono::TimeDelta;
 use secrecy::SecretString;
 use serde_json::Value;
@@ -79,6 +80,7 @@ impl Setting {
             webhooks: WebhookOptions {
                 concurrency: 0,
                 allow_private: false,
+                attempt_timeout: Duration::from_secs(10),
             },
             max_duration: Duration::from_secs(1800),
         };

@@ -23,3 +23,4 @@ mod simulator;
 mod sql;
 mod support;
 mod web;
+mod webhooks;

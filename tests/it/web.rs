@@ -6,5 +6,5 @@ mod contract;
 mod detach;
 mod fuzz;
 mod live;
-mod site;
+pub mod site;
 mod starts;

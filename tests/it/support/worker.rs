@@ -81,6 +81,7 @@ pub fn options(pool: &PgPool, provider: String) -> WorkerOptions {
         webhooks: WebhookOptions {
             concurrency: 4,
             allow_private: true,
+            attempt_timeout: Duration::from_secs(60),
         },
     }
 }

@@ -1,0 +1,9 @@
+//! Webhooks: the outbox that the end of a run writes, real deliveries to a receiver in this process, and their HTTP API.
+
+mod attempts;
+mod interface;
+mod lease;
+mod outbox;
+mod receiver;
+mod stage;
+mod targets;
