@@ -262,7 +262,7 @@ pub(crate) async fn leftovers_on(
     load(conn, &ids).await
 }
 
-/// Erases a conversation with its runs, their output, timelines, jobs and tickets; its boxes are attached to none then.
+/// Erases a conversation with its runs, their output, timelines, jobs, tickets and deliveries to webhooks; its boxes are attached to none then.
 ///
 /// # Errors
 /// [`AttachError::RunInProgress`] while a run is active in it, or may be alive on its box still: the next run there has to

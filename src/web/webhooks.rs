@@ -32,7 +32,7 @@ pub(super) struct PutWebhook {
     url: String,
     /// Signs the deliveries: `whsec_` and 24 to 64 bytes in base64. Without it one is made, or the one there is stays; given
     /// for a webhook that there is, it replaces the old one at once.
-    #[schema(value_type = Option<String>, pattern = "^whsec_([A-Za-z0-9+/]{4}){8,21}$", nullable = false)]
+    #[schema(value_type = Option<String>, pattern = "^whsec_([A-Za-z0-9+/]{4}){8,21}([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
     #[serde(default)]
     secret: Option<Secret>,
 }

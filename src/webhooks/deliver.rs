@@ -24,6 +24,11 @@ pub(super) struct Letter<'a> {
     pub body: Vec<u8>,
 }
 
+/// There is no HTTP client to deliver with.
+#[derive(Debug, thiserror::Error)]
+#[error("could not set up the HTTP client for webhooks")]
+pub struct WebhookClientError(#[source] reqwest::Error);
+
 /// Sends letters.
 #[derive(Debug, Clone)]
 pub(super) struct Courier {
@@ -39,11 +44,11 @@ impl Courier {
     ///
     /// # Errors
     /// When no HTTP client can be set up at all.
-    pub fn new(targets: Targets, timeout: Duration) -> reqwest::Result<Self> {
+    pub fn new(targets: Targets, timeout: Duration) -> Result<Self, WebhookClientError> {
         Ok(Self {
             targets,
             timeout,
-            plain: client(targets).tls_certs_only([]).build()?,
+            plain: client(targets).tls_certs_only([]).build().map_err(WebhookClientError)?,
             tls: client(targets).build().map_err(cause_of),
         })
     }

@@ -24,6 +24,7 @@ mod target;
 mod url;
 pub mod worker;
 
+pub use deliver::WebhookClientError;
 pub use outbox::remove_expired;
 pub use url::{InvalidUrl, URL_MAX_BYTES, WebhookUrl};
-pub use worker::{Deliverer, WebhookClientError, WebhookOptions};
+pub use worker::{Deliverer, WebhookOptions};

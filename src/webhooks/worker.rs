@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::body;
-use super::deliver::{Courier, Letter};
+use super::deliver::{Courier, Letter, WebhookClientError};
 use super::outbox::{self, ClaimedDelivery, Finished};
 use super::outcome::{self, Next, Observed, Outcome};
 use super::sign::SigningSecret;
@@ -42,11 +42,6 @@ pub struct WebhookOptions {
     /// A whole attempt, from the look-up of the receiver's name to the last byte that is read of its answer.
     pub attempt_timeout: Duration,
 }
-
-/// There is no HTTP client to deliver with.
-#[derive(Debug, thiserror::Error)]
-#[error("could not set up the HTTP client for webhooks")]
-pub struct WebhookClientError(#[source] reqwest::Error);
 
 /// Delivers for one process.
 #[derive(Debug)]
@@ -100,7 +95,7 @@ impl Deliverer {
             shared: Arc::new(Shared {
                 worker,
                 pool,
-                courier: Courier::new(targets, options.attempt_timeout).map_err(WebhookClientError)?,
+                courier: Courier::new(targets, options.attempt_timeout)?,
                 masker,
                 keys,
                 wake: Arc::default(),

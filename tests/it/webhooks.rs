@@ -5,5 +5,6 @@ mod interface;
 mod lease;
 mod outbox;
 mod receiver;
+mod snippet;
 mod stage;
 mod targets;

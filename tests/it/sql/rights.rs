@@ -114,9 +114,9 @@ async fn every_function_has_its_search_path_pinned(pool: PgPool) {
     assert_eq!(value::<Vec<String>>(&mut conn, loose).await, ["is_terminal"]);
     let definers = "select array_agg(p.proname::text order by p.proname) from pg_proc p
          where p.pronamespace = 'boxrun'::regnamespace and p.prosecdef";
-    // Besides what callers call, the trigger that erases secrets, whoever ends the run.
+    // Besides what callers call, the triggers that erase secrets and tell webhooks, whoever ends the run.
     let mut expected = FOR_CALLERS.to_vec();
-    expected.push("erase_run_secrets");
+    expected.extend(["erase_run_secrets", "enqueue_webhook_deliveries"]);
     expected.sort_unstable();
     assert_eq!(value::<Vec<String>>(&mut conn, definers).await, expected);
 }

@@ -23,6 +23,7 @@ const HOUSEKEEPING: &[&str] = &[
     "boxrun.settings",
     "boxrun._sqlx_migrations",
     "boxrun.kind_pauses",
+    "boxrun.webhook",
     "with mine as materialized",
     "pg_notify($1",
     "LISTEN",
