@@ -13,7 +13,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Networks of IPv4 that are not called: first address and length of the prefix.
 const REFUSED_V4: &[(Ipv4Addr, u32)] = &[
-    (Ipv4Addr::new(0, 0, 0, 0), 8),       // this network, unspecified
+    (Ipv4Addr::UNSPECIFIED, 8),           // this network, unspecified
     (Ipv4Addr::new(10, 0, 0, 0), 8),      // private
     (Ipv4Addr::new(100, 64, 0, 0), 10),   // carrier-grade NAT
     (Ipv4Addr::new(127, 0, 0, 0), 8),     // loopback
@@ -105,25 +105,25 @@ impl Resolve for Resolver {
 /// Whether anybody on the internet can be reached at it.
 fn is_public(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(address) => !REFUSED_V4
-            .iter()
-            .any(|(first, length)| same_network(address.into(), (*first).into(), *length)),
-        IpAddr::V6(address) => match carried_v4(address) {
-            Some(carried) => is_public(IpAddr::V4(carried)),
-            None => {
-                let within = |(first, length): &(Ipv6Addr, u32)| {
-                    let shift = 128 - length;
-                    u128::from(address) >> shift == u128::from(*first) >> shift
-                };
-                within(&GLOBAL_V6) && !REFUSED_V6.iter().any(within)
-            }
-        },
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => carried_v4(address).map_or_else(|| is_public_v6(address), is_public_v4),
     }
 }
 
-fn same_network(address: u32, first: u32, length: u32) -> bool {
-    let shift = 32 - length;
-    address >> shift == first >> shift
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let within = |(first, length): &(Ipv4Addr, u32)| {
+        let shift = 32 - length;
+        u32::from(address) >> shift == u32::from(*first) >> shift
+    };
+    !REFUSED_V4.iter().any(within)
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let within = |(first, length): &(Ipv6Addr, u32)| {
+        let shift = 128 - length;
+        u128::from(address) >> shift == u128::from(*first) >> shift
+    };
+    within(&GLOBAL_V6) && !REFUSED_V6.iter().any(within)
 }
 
 /// The IPv4 address to which a packet really goes: mapped (`::ffff:a.b.c.d`), NAT64 (`64:ff9b::a.b.c.d`), 6to4 (`2002:…`).

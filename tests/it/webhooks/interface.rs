@@ -1,7 +1,9 @@
 //! The HTTP API of webhooks: each status and code, who may, and what is never shown.
 
 use boxrun::runs::Principal;
+use boxrun::schema;
 use boxrun::web::tokens::Scope;
+use boxrun::webhooks;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -258,5 +260,32 @@ async fn the_secret_and_the_query_of_the_url_are_shown_nowhere(pool: PgPool) {
         .await
         .unwrap();
     assert!(!stored.contains(bare), "{stored}");
+    stage.close().await;
+}
+
+#[sqlx::test(migrator = "boxrun::schema::MIGRATIONS")]
+async fn web_and_worker_need_no_more_than_their_roles(pool: PgPool) {
+    schema::grant_roles(&pool).await.unwrap();
+    let mut stage = Stage::open_as(pool, "boxrun_web").await;
+    let body = json!({ "url": stage.receiver.url() });
+    stage.put("ci", &body).await.is(201);
+    stage.start_worker(|options| options.database = options.database.clone().options([("role", "boxrun_worker")]));
+    stage.receiver.answers([Answer::Status(410)]);
+    stage.ended_run().await;
+    let gone = stage.wait_for_state("failed").await;
+    stage.put("ci", &body).await.is(200);
+    stage.redeliver("ci", gone.id).await.is(202);
+    stage.wait_for_state("delivered").await;
+    let expired = "update boxrun.webhook_deliveries set ended_at = clock_timestamp() - interval '31 days'";
+    let mut tx = stage.site.app.pool.begin().await.unwrap();
+    sqlx::query(expired).execute(&mut *tx).await.unwrap();
+    sqlx::query("set local role boxrun_worker")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    assert_eq!(webhooks::remove_expired(&mut tx).await.unwrap(), 1);
+    tx.commit().await.unwrap();
+    let deleted = stage.site.own(Method::DELETE, "/api/v1/webhooks/ci").send().await;
+    assert_eq!(deleted.status, 204, "{deleted:?}");
     stage.close().await;
 }

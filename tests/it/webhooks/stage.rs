@@ -37,7 +37,19 @@ pub struct Delivery {
 
 impl Stage {
     pub async fn open(pool: PgPool) -> Self {
-        let site = Site::open_with(pool, |options| options.secret_keys = SecretKeys::parse(KEYS).ok()).await;
+        Self::of(Site::open_with(pool, |options| options.secret_keys = SecretKeys::parse(KEYS).ok()).await).await
+    }
+
+    /// As [`Stage::open`], with no more rights than a role has.
+    pub async fn open_as(pool: PgPool, role: &str) -> Self {
+        let site = Site::open_with(pool, |options| {
+            options.secret_keys = SecretKeys::parse(KEYS).ok();
+            options.database = options.database.clone().options([("role", role)]);
+        });
+        Self::of(site.await).await
+    }
+
+    async fn of(site: Site) -> Self {
         Self {
             site,
             receiver: Receiver::start().await,
