@@ -10,7 +10,7 @@ use std::error::Error;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use boxrun::box_api::BoxClient;
+use boxrun::box_api::{BoxClient, Operation, Script};
 use boxrun::ids::{BoxId, RunId};
 use boxrun::postgres::{Durability, LocalPostgres, LocalPostgresSettings};
 use boxrun::runs::conversations::{attach_box, default_conversation};
@@ -158,10 +158,13 @@ impl Desk {
             .execute(&self.pool)
             .await?;
         while self.news.recv().await?.channel() != CHANNEL {}
-        let timeout = Duration::from_secs(5);
-        self.client
-            .run_command_on_new_connection(&self.box_id, BARE_SCRIPT, timeout, timeout)
-            .await?;
+        let bare = Script {
+            operation: Operation::Dispatch,
+            text: BARE_SCRIPT.to_owned(),
+            timeout: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(5),
+        };
+        self.client.run_command_on_new_connection(&self.box_id, &bare).await?;
         Ok(self.arrival().await? - sent)
     }
 

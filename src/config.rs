@@ -207,6 +207,7 @@ impl<'a> Environment<'a> {
             jobs,
             max_duration,
             shutdown,
+            ops_listen: self.address("BOXRUN_OPS_LISTEN"),
             provider: provider.origin(),
             secrets: provider.key.iter().map(|key| key.expose_secret().to_owned()).collect(),
         };

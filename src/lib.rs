@@ -3,14 +3,17 @@
 pub mod box_api;
 pub mod cli;
 pub mod config;
+mod http_server;
 pub mod ids;
 pub mod jobs;
+pub mod ops;
 pub mod postgres;
 pub mod queue;
 pub mod retry_after;
 pub mod runs;
 pub mod schema;
 pub mod sim;
+pub mod telemetry;
 pub mod web;
 pub mod webhooks;
 

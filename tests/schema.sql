@@ -322,6 +322,24 @@ $$;
 
 COMMENT ON FUNCTION boxrun.detach_box(conversation_id uuid, box_id text, principal jsonb) IS 'Detaches a box; refused while a run is active on it';
 
+CREATE FUNCTION boxrun.enqueue_webhook_deliveries() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into boxrun.webhook_deliveries (webhook_id, run_id)
+    select w.id, new.id
+      from boxrun.conversations c
+      join boxrun.webhooks w on w.principal_type = c.principal_type and w.principal_id = c.principal_id
+     where c.id = new.conversation_id and w.disabled_at is null
+       for key share of w;
+    if found then
+        perform pg_notify('boxrun_jobs', 'webhook');
+    end if;
+    return null;
+end
+$$;
+
 CREATE FUNCTION boxrun.erase_run_secrets() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -924,6 +942,101 @@ CREATE VIEW boxrun.shown_runs AS
    FROM (boxrun.runs r
      LEFT JOIN boxrun.jobs j ON ((j.run_id = r.id)));
 
+CREATE TABLE boxrun.webhook_deliveries (
+    id uuid DEFAULT boxrun.new_run_id() NOT NULL,
+    webhook_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    state text DEFAULT 'pending'::text NOT NULL,
+    due_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    lease uuid,
+    lease_until timestamp with time zone,
+    leased_by text,
+    claimable_at timestamp with time zone GENERATED ALWAYS AS (GREATEST(due_at, lease_until)) STORED NOT NULL,
+    urgent boolean DEFAULT false NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    attempted_at timestamp with time zone,
+    last_status smallint,
+    last_error_code text,
+    last_error text,
+    ended_at timestamp with time zone,
+    inserted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT webhook_deliveries_attempts_not_negative CHECK ((attempts >= 0)),
+    CONSTRAINT webhook_deliveries_ended_iff_state CHECK (((ended_at IS NOT NULL) = (state <> 'pending'::text))),
+    CONSTRAINT webhook_deliveries_failed_says_why CHECK (((state <> 'failed'::text) OR (last_error_code IS NOT NULL))),
+    CONSTRAINT webhook_deliveries_last_error_code_format CHECK ((last_error_code ~ '^[a-z_]{1,64}$'::text)),
+    CONSTRAINT webhook_deliveries_last_status_range CHECK (((last_status >= 100) AND (last_status <= 999))),
+    CONSTRAINT webhook_deliveries_lease_whole CHECK ((((lease IS NULL) = (lease_until IS NULL)) AND ((lease IS NULL) = (leased_by IS NULL)))),
+    CONSTRAINT webhook_deliveries_leased_while_pending CHECK (((lease IS NULL) OR (state = 'pending'::text))),
+    CONSTRAINT webhook_deliveries_state_known CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'failed'::text])))
+);
+
+COMMENT ON TABLE boxrun.webhook_deliveries IS 'One event for one webhook: run.finished. The body is made of the run, which changes no more';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.id IS 'The header webhook-id: the same at each attempt. Ordered by time';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.state IS 'pending: waits or is in hand; delivered: the receiver answered 2xx; failed: given up';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.due_at IS 'When it is to be attempted, while it is pending';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.lease IS 'Held by whoever attempts it; fresh at each claim';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.lease_until IS 'Then anybody may claim it again';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.leased_by IS 'The worker, for people; the lease alone decides';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.claimable_at IS 'When it may be claimed: due, and not leased';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.urgent IS 'Asked for again while leased: the owner''s finish makes it due now';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.attempts IS 'Attempts that came to an end since it was made or asked for again';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.attempted_at IS 'When the last attempt came to an end';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.last_status IS 'The HTTP status of the last attempt; null: none came';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.last_error_code IS 'Why the last attempt failed: a stable code';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.last_error IS 'The same for people; never with the URL';
+
+COMMENT ON COLUMN boxrun.webhook_deliveries.ended_at IS 'When it was delivered or given up; removed 30 days later';
+
+CREATE TABLE boxrun.webhooks (
+    id uuid NOT NULL,
+    principal_type text NOT NULL,
+    principal_id text NOT NULL,
+    name text NOT NULL,
+    url text NOT NULL,
+    key_id text NOT NULL,
+    nonce bytea NOT NULL,
+    sealed bytea NOT NULL,
+    disabled_at timestamp with time zone,
+    inserted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT webhooks_name_format CHECK ((name ~ '^[a-z0-9][a-z0-9_-]{0,63}$'::text)),
+    CONSTRAINT webhooks_nonce_length CHECK ((octet_length(nonce) = 24)),
+    CONSTRAINT webhooks_principal_id_length CHECK ((octet_length(principal_id) <= 256)),
+    CONSTRAINT webhooks_principal_type_length CHECK (((octet_length(principal_type) >= 1) AND (octet_length(principal_type) <= 64))),
+    CONSTRAINT webhooks_url_format CHECK (((octet_length(url) <= 2048) AND (url ~* '^https?://[!-~]+$'::text)))
+);
+
+COMMENT ON TABLE boxrun.webhooks IS 'Where a principal is told that a run of its conversations has ended';
+
+COMMENT ON COLUMN boxrun.webhooks.principal_type IS 'Whose: with principal_id the owner of the conversations whose runs are told';
+
+COMMENT ON COLUMN boxrun.webhooks.name IS 'Chosen by the principal, unique among its webhooks';
+
+COMMENT ON COLUMN boxrun.webhooks.url IS 'As it was given; its query may hold a secret of the receiver, and is shown to nobody';
+
+COMMENT ON COLUMN boxrun.webhooks.key_id IS 'Which of BOXRUN_SECRET_KEYS sealed the signing secret';
+
+COMMENT ON COLUMN boxrun.webhooks.nonce IS 'Of the sealed signing secret';
+
+COMMENT ON COLUMN boxrun.webhooks.sealed IS 'The signing secret: XChaCha20-Poly1305, bound to the webhook''s id';
+
+COMMENT ON COLUMN boxrun.webhooks.disabled_at IS 'The receiver answered 410 Gone: nothing is sent any more until the webhook is put again';
+
+COMMENT ON COLUMN boxrun.webhooks.updated_at IS 'When it was last put or disabled';
+
 CREATE TABLE boxrun.workers (
     id text NOT NULL,
     host text NOT NULL,
@@ -975,6 +1088,18 @@ ALTER TABLE ONLY boxrun.runs
 ALTER TABLE ONLY boxrun.settings
     ADD CONSTRAINT settings_pkey PRIMARY KEY (only_row);
 
+ALTER TABLE ONLY boxrun.webhook_deliveries
+    ADD CONSTRAINT webhook_deliveries_one_per_run UNIQUE (webhook_id, run_id);
+
+ALTER TABLE ONLY boxrun.webhook_deliveries
+    ADD CONSTRAINT webhook_deliveries_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY boxrun.webhooks
+    ADD CONSTRAINT webhooks_one_name_per_principal UNIQUE (principal_type, principal_id, name);
+
+ALTER TABLE ONLY boxrun.webhooks
+    ADD CONSTRAINT webhooks_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY boxrun.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
 
@@ -1006,6 +1131,16 @@ CREATE UNIQUE INDEX runs_one_key_per_conversation ON boxrun.runs USING btree (co
 
 CREATE INDEX runs_unverified_end ON boxrun.runs USING btree (box_id) WHERE ((state = ANY (ARRAY['cancelled'::text, 'timed_out'::text, 'lost'::text])) AND (end_verified_at IS NULL) AND (dispatch_attempted_at IS NOT NULL));
 
+CREATE INDEX webhook_deliveries_claimable ON boxrun.webhook_deliveries USING btree (claimable_at) WHERE (state = 'pending'::text);
+
+CREATE INDEX webhook_deliveries_ended ON boxrun.webhook_deliveries USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+
+CREATE INDEX webhook_deliveries_leased ON boxrun.webhook_deliveries USING btree (webhook_id, lease_until) WHERE (lease IS NOT NULL);
+
+CREATE INDEX webhook_deliveries_newest ON boxrun.webhook_deliveries USING btree (webhook_id, id DESC);
+
+CREATE INDEX webhook_deliveries_of_run ON boxrun.webhook_deliveries USING btree (run_id);
+
 CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.api_tokens FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
 
 CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.boxes FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
@@ -1015,6 +1150,12 @@ CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.conver
 CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.kind_pauses FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
 
 CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.runs FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
+
+CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.webhook_deliveries FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
+
+CREATE TRIGGER commit_durably BEFORE INSERT OR DELETE OR UPDATE ON boxrun.webhooks FOR EACH STATEMENT WHEN ((current_setting('synchronous_commit'::text) = 'off'::text)) EXECUTE FUNCTION boxrun.commit_durably();
+
+CREATE TRIGGER enqueue_webhook_deliveries AFTER UPDATE OF state ON boxrun.runs FOR EACH ROW WHEN ((boxrun.is_terminal(new.state) AND (NOT boxrun.is_terminal(old.state)))) EXECUTE FUNCTION boxrun.enqueue_webhook_deliveries();
 
 CREATE TRIGGER erase_run_secrets AFTER UPDATE OF state ON boxrun.runs FOR EACH ROW WHEN ((new.has_secrets AND boxrun.is_terminal(new.state))) EXECUTE FUNCTION boxrun.erase_run_secrets();
 
@@ -1057,6 +1198,12 @@ ALTER TABLE ONLY boxrun.runs
 ALTER TABLE ONLY boxrun.runs
     ADD CONSTRAINT runs_conversation_id_fkey FOREIGN KEY (conversation_id) REFERENCES boxrun.conversations(id);
 
+ALTER TABLE ONLY boxrun.webhook_deliveries
+    ADD CONSTRAINT webhook_deliveries_run_id_fkey FOREIGN KEY (run_id) REFERENCES boxrun.runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY boxrun.webhook_deliveries
+    ADD CONSTRAINT webhook_deliveries_webhook_id_fkey FOREIGN KEY (webhook_id) REFERENCES boxrun.webhooks(id) ON DELETE CASCADE;
+
 REVOKE ALL ON FUNCTION boxrun.admit_run(p_conversation_id uuid, p_box_id text, p_principal_type text, p_principal_id text, p_command text, p_idempotency_key text, p_cwd text, p_env jsonb, p_max_duration interval, p_box_checked boolean, OUT outcome text, OUT run_id uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION boxrun.attach_box(conversation_id uuid, box_id text, principal jsonb) FROM PUBLIC;
@@ -1074,6 +1221,8 @@ REVOKE ALL ON FUNCTION boxrun.check_principal(p_principal jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION boxrun.commit_durably() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION boxrun.detach_box(conversation_id uuid, box_id text, principal jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION boxrun.enqueue_webhook_deliveries() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION boxrun.get_run(conversation_id uuid, run_id uuid) FROM PUBLIC;
 

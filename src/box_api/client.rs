@@ -28,7 +28,9 @@ use tokio::time::Instant;
 use url::Url;
 
 use crate::box_api::error::{BoxError, BoxErrorCode};
+use crate::box_api::{Operation, Script};
 use crate::ids::BoxId;
+use crate::telemetry;
 pub use box_info::{BoxInfo, BoxState, Readiness};
 use error_table::{Answer, BodyFault, Object, TransportFailure, judge, judge_transport_failure};
 pub use transport::RETRY_AFTER_MAX;
@@ -156,26 +158,22 @@ impl BoxClient {
 
     async fn get_box_once(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         let request = self.shared.http.get(self.endpoint(&["boxes", id.as_str()]));
-        let object = self.call(request, GET_BOX_TIMEOUT).await?;
-        answer_fields::box_info(&object, id)
+        let asked = async {
+            let object = self.call(request, GET_BOX_TIMEOUT).await?;
+            answer_fields::box_info(&object, id)
+        };
+        counted(Operation::GetBox, asked).await
     }
 
     /// `POST /boxes/{id}/commands`, sent once, never replayed.
     ///
-    /// The provider ends the script after `timeout` (whole seconds, rounded up); `call_timeout` is the deadline of the
+    /// The provider ends the script after its `timeout` (whole seconds, rounded up); its `call_timeout` is the deadline of the
     /// whole call, from connecting to the last byte of the answer, and should be longer.
     ///
     /// # Errors
     /// As the error table says; [`BoxError::effect`] tells whether the script may have run.
-    pub async fn run_command(
-        &self,
-        id: &BoxId,
-        script: &str,
-        timeout: Duration,
-        call_timeout: Duration,
-    ) -> Result<CommandOutput, BoxError> {
-        self.post_command(&self.shared.http, id, script, timeout, call_timeout)
-            .await
+    pub async fn run_command(&self, id: &BoxId, script: &Script) -> Result<CommandOutput, BoxError> {
+        self.post_command(&self.shared.http, id, script).await
     }
 
     /// The same over a connection of its own: for a dispatch, which must not become ambiguous only because a pooled
@@ -183,35 +181,29 @@ impl BoxClient {
     ///
     /// # Errors
     /// As [`BoxClient::run_command`].
-    pub async fn run_command_on_new_connection(
-        &self,
-        id: &BoxId,
-        script: &str,
-        timeout: Duration,
-        call_timeout: Duration,
-    ) -> Result<CommandOutput, BoxError> {
-        self.post_command(&self.shared.http_unpooled, id, script, timeout, call_timeout)
-            .await
+    pub async fn run_command_on_new_connection(&self, id: &BoxId, script: &Script) -> Result<CommandOutput, BoxError> {
+        self.post_command(&self.shared.http_unpooled, id, script).await
     }
 
     async fn post_command(
         &self,
         http: &reqwest::Client,
         id: &BoxId,
-        script: &str,
-        timeout: Duration,
-        call_timeout: Duration,
+        script: &Script,
     ) -> Result<CommandOutput, BoxError> {
-        let timeout_seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
+        let timeout_seconds = script.timeout.as_secs() + u64::from(script.timeout.subsec_nanos() > 0);
         let body = CommandRequest {
-            command: script,
+            command: &script.text,
             timeout_seconds,
         };
         let request = http
             .post(self.endpoint(&["boxes", id.as_str(), "commands"]))
             .json(&body);
-        let object = self.call(request, call_timeout).await?;
-        answer_fields::command_output(&object)
+        let asked = async {
+            let object = self.call(request, script.call_timeout).await?;
+            answer_fields::command_output(&object)
+        };
+        counted(script.operation, asked).await
     }
 
     /// The address of a path below the API's own path.
@@ -262,6 +254,15 @@ impl BoxClient {
             tracing::warn!(origin = %self.origin(), ?sunset, "the provider has announced the end of this API");
         }
     }
+}
+
+/// Counts a request with what came of it; one that its caller drops is not counted.
+async fn counted<T>(operation: Operation, asked: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
+    let began = Instant::now();
+    let answered = asked.await;
+    let outcome = answered.as_ref().map_or_else(|error| error.code.as_str(), |_| "ok");
+    telemetry::provider_answered(operation.as_str(), outcome, began.elapsed());
+    answered
 }
 
 impl fmt::Debug for BoxClient {

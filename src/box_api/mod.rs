@@ -5,8 +5,10 @@
 pub mod answers;
 pub mod client;
 pub mod error;
+mod operation;
 pub mod scripts;
 
 pub use client::{BoxClient, BoxClientBuildError, BoxInfo, BoxState, CommandOutput, Readiness};
 pub use error::{BoxError, BoxErrorCode, Effect};
+pub use operation::Operation;
 pub use scripts::Script;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use super::operation::Operation;
 use crate::ids::RunId;
 
 /// How long a command has between TERM and KILL.
@@ -20,6 +21,7 @@ pub const STOP_GRACE: Duration = Duration::from_secs(5);
 /// A script and how long it may take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
+    pub operation: Operation,
     pub text: String,
     /// What the provider is told to allow the script, in whole seconds.
     pub timeout: Duration,
@@ -77,6 +79,7 @@ pub fn dispatch(place: &RunPlace, launch: &Launch) -> Script {
     let _ = writeln!(settings, "oa_credential={}\noa_git_url={}", git.0, git.1);
     let text = render(settings, include_str!("scripts/dispatch.sh"), &wrapper(place, launch));
     Script {
+        operation: Operation::Dispatch,
         text,
         timeout: Duration::from_secs(15),
         call_timeout: Duration::from_secs(20),
@@ -86,14 +89,17 @@ pub fn dispatch(place: &RunPlace, launch: &Launch) -> Script {
 /// Asks whether the box has the run; where it has not, makes sure that it never will.
 #[must_use]
 pub fn probe(place: &RunPlace) -> Script {
-    patient(render(place_settings(place), include_str!("scripts/probe.sh"), ""))
+    patient(
+        Operation::Probe,
+        render(place_settings(place), include_str!("scripts/probe.sh"), ""),
+    )
 }
 
 /// Reads state and log, the log from byte `offset` on and at most `max_bytes` of it.
 #[must_use]
 pub fn poll(place: &RunPlace, offset: u64, max_bytes: u64) -> Script {
     let settings = place_settings(place) + &window_settings(offset, max_bytes);
-    patient(render(settings, include_str!("scripts/poll.sh"), ""))
+    patient(Operation::Poll, render(settings, include_str!("scripts/poll.sh"), ""))
 }
 
 /// Kills the run, and reads on in its log as [`poll`] does. `grace` counts in whole seconds and leaves room in 30 s.
@@ -101,7 +107,7 @@ pub fn poll(place: &RunPlace, offset: u64, max_bytes: u64) -> Script {
 pub fn stop(place: &RunPlace, offset: u64, max_bytes: u64, grace: Duration) -> Script {
     let mut settings = place_settings(place) + &window_settings(offset, max_bytes);
     let _ = writeln!(settings, "grace={}", grace.as_secs());
-    patient(render(settings, include_str!("scripts/stop.sh"), ""))
+    patient(Operation::Stop, render(settings, include_str!("scripts/stop.sh"), ""))
 }
 
 /// Kills what survived the run's end and removes its directory.
@@ -109,11 +115,15 @@ pub fn stop(place: &RunPlace, offset: u64, max_bytes: u64, grace: Duration) -> S
 pub fn cleanup(place: &RunPlace) -> Script {
     let mut settings = place_settings(place);
     let _ = writeln!(settings, "grace={}", STOP_GRACE.as_secs());
-    patient(render(settings, include_str!("scripts/cleanup.sh"), ""))
+    patient(
+        Operation::Cleanup,
+        render(settings, include_str!("scripts/cleanup.sh"), ""),
+    )
 }
 
-fn patient(text: String) -> Script {
+fn patient(operation: Operation, text: String) -> Script {
     Script {
+        operation,
         text,
         timeout: Duration::from_secs(30),
         call_timeout: Duration::from_secs(40),

@@ -19,7 +19,7 @@ pub(super) fn start(level: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
     if json {
-        logs.json().flatten_event(true).init();
+        logs.json().flatten_event(true).with_span_list(false).init();
     } else {
         logs.compact()
             .with_target(false)

@@ -6,11 +6,9 @@ use comfy_table::{Table, presets};
 
 use super::desk::Desk;
 use super::print::say;
-use crate::queue::overview::{self, JobFilter};
+use crate::queue::overview::{self, JobFilter, WORKER_SILENCE_SECONDS};
 use crate::runs::view::rfc3339;
 
-/// A worker that gave no sign of life for longer is said to be gone; it does every five seconds.
-pub(super) const WORKER_SILENCE_SECONDS: f64 = 20.0;
 /// Characters of an error in a list.
 const ERROR_WIDTH: usize = 80;
 

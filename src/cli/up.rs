@@ -147,11 +147,13 @@ fn keep_secret(path: &Path, secret: &str) -> anyhow::Result<()> {
 async fn work(
     args: &UpArgs,
     provider: Provider,
-    options: WorkerOptions,
+    mut options: WorkerOptions,
     web: WebOptions,
     box_id: BoxId,
     stop: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
+    // One process has one such port, and the web process's tells what both of them measure.
+    options.ops_listen = None;
     let database = options.database.clone();
     let pool = PgPoolOptions::new()
         .max_connections(1)

@@ -13,10 +13,7 @@ pub(super) async fn ask(context: &Context, run: &Run, script: &Script) -> Result
     if let Some(held) = context.throttle.held() {
         return Err(held);
     }
-    let answer = context
-        .client
-        .run_command(&run.box_id, &script.text, script.timeout, script.call_timeout)
-        .await;
+    let answer = context.client.run_command(&run.box_id, script).await;
     match answer {
         Ok(output) => Ok(output),
         Err(error) if error.code == BoxErrorCode::BoxNotFound => {
@@ -40,10 +37,7 @@ pub(super) async fn ask(context: &Context, run: &Run, script: &Script) -> Result
 
 /// Sends a dispatch: once, over a connection of its own, and never again whatever comes back.
 pub(super) async fn dispatch(context: &Context, run: &Run, script: &Script) -> Result<CommandOutput, CallFailure> {
-    let sent = context
-        .client
-        .run_command_on_new_connection(&run.box_id, &script.text, script.timeout, script.call_timeout)
-        .await;
+    let sent = context.client.run_command_on_new_connection(&run.box_id, script).await;
     match sent {
         Ok(output) => Ok(output),
         Err(error) => {

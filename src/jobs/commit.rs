@@ -4,12 +4,14 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use chrono::{DateTime, Utc};
 
 use crate::queue::{self, ClaimedJob, Finish, Interrupt, JobKind, NextJob, Remember};
 use crate::runs::decide::{Heard, Next, Step, When};
 use crate::runs::{self, Run, events, update};
+use crate::telemetry;
 
-use super::{Context, backoff, hand_to_duty, kind_of, poll, retention_left};
+use super::{Context, backoff, hand_to_duty, kind_of, measure, poll, retention_left};
 
 /// An outcome that the database does not take is tried again for so long: an outage is survived, and what was learnt of
 /// the box is not thrown away.
@@ -20,11 +22,23 @@ const DECISIONS_MAX: usize = 5;
 /// What became of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Committed {
-    Yes,
+    /// With the time of the change; `None`: the run did not change.
+    Yes(Option<DateTime<Utc>>),
     /// The run was not as expected: decide again.
     Stale,
     /// Somebody else holds the job: nothing was changed.
     Fenced,
+}
+
+impl Committed {
+    /// The word in the metrics.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Yes(_) => "committed",
+            Self::Stale => "stale",
+            Self::Fenced => "fenced",
+        }
+    }
 }
 
 /// Decides and commits. `decide` is called again where the run changed meanwhile, for example because a cancel came in.
@@ -33,11 +47,17 @@ pub(super) async fn step(context: &Context, job: &ClaimedJob, run: Run, decide: 
     let mut run = run;
     for _ in 0..DECISIONS_MAX {
         let step = decide(&run);
-        let Some(committed) = retrying(job, "committing an outcome", || commit(context, job, &run, &step)).await else {
+        let committing = || measure::timed(commit(context, job, &run, &step), |committed| committed.as_str());
+        let Some(committed) = retrying(job, "committing an outcome", committing).await else {
             return;
         };
         match committed {
-            Committed::Yes => return log(&run, &step),
+            Committed::Yes(changed_at) => {
+                if let Some(at) = changed_at {
+                    measure::committed(&run, &step, at);
+                }
+                return log(&run, &step);
+            }
             Committed::Fenced => {
                 tracing::debug!(run_id = %run.id, "another worker has the job; this outcome is dropped");
                 return;
@@ -63,8 +83,12 @@ pub(super) async fn step(context: &Context, job: &ClaimedJob, run: Run, decide: 
 async fn commit(context: &Context, job: &ClaimedJob, run: &Run, step: &Step) -> sqlx::Result<Committed> {
     let finish = finish_of(context, job, run, &step.next);
     let mut tx = context.pool.get().begin().await?;
-    if !step.update.is_quiet() && !update::apply(&mut tx, run, &step.update, context.settings.output_max_bytes).await? {
-        return Ok(Committed::Stale);
+    let mut changed_at = None;
+    if !step.update.is_quiet() {
+        changed_at = update::apply(&mut tx, run, &step.update, context.settings.output_max_bytes).await?;
+        if changed_at.is_none() {
+            return Ok(Committed::Stale);
+        }
     }
     events::append(&mut tx, run.id, context.claimer.worker(), &step.events).await?;
     if !queue::finish(&mut tx, job.lease, &finish).await? {
@@ -72,14 +96,17 @@ async fn commit(context: &Context, job: &ClaimedJob, run: &Run, step: &Step) -> 
     }
     tx.commit().await?;
     wake(context, &finish);
-    Ok(Committed::Yes)
+    Ok(Committed::Yes(changed_at))
 }
 
 /// Finishes a job whose run does not change.
 pub(super) async fn finish_alone(context: &Context, job: &ClaimedJob, finish: &Finish) {
-    let finished = retrying(job, "finishing a job", || async {
-        let mut conn = context.pool.get().acquire().await?;
-        queue::finish(&mut conn, job.lease, finish).await
+    let finished = retrying(job, "finishing a job", || {
+        let finishing = async {
+            let mut conn = context.pool.get().acquire().await?;
+            queue::finish(&mut conn, job.lease, finish).await
+        };
+        measure::timed(finishing, |held| if *held { "committed" } else { "fenced" })
     });
     if finished.await == Some(true) {
         wake(context, finish);
@@ -112,6 +139,7 @@ where
             Ok(done) => return Some(done),
             Err(error) => error,
         };
+        telemetry::database_retried();
         let Some(delay) = delays.next() else {
             tracing::error!(run_id = %job.lease.run_id, %error, "{what} failed for too long; its lease lapses");
             return None;

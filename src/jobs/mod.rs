@@ -7,6 +7,7 @@ mod backoff;
 mod calls;
 mod cleanup;
 mod commit;
+mod measure;
 mod poll;
 pub mod reconcile;
 mod secrets;
@@ -49,6 +50,10 @@ pub(crate) struct Context {
 }
 
 /// Does one job: looks at its run, and does what the run needs, or hands the job on to the kind that does.
+///
+/// Whatever is logged meanwhile says which run and job it is about. At this level, so that a warning does where less is logged.
+#[tracing::instrument(level = "warn", name = "job", skip_all,
+    fields(run_id = %job.lease.run_id, kind = %job.kind, worker = context.claimer.worker(), box_id))]
 pub(crate) async fn handle(context: &Context, job: ClaimedJob) {
     let found = commit::retrying(&job, "reading a run", || async {
         let mut conn = context.pool.get().acquire().await?;
@@ -56,6 +61,9 @@ pub(crate) async fn handle(context: &Context, job: ClaimedJob) {
     })
     .await;
     let Some(found) = found else { return };
+    if let Some(run) = &found {
+        tracing::Span::current().record("box_id", tracing::field::display(&run.box_id));
+    }
     match found.as_ref().map(duty) {
         // A run that was removed took its job along; one without a duty needs no job.
         None | Some(None) => commit::finish_alone(context, &job, &Finish::Done).await,

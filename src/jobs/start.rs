@@ -168,7 +168,8 @@ async fn claim(context: &Context, job: &ClaimedJob, run: Run) -> Option<Claim> {
         };
         if !now.is_claimed() {
             let update = RunUpdate::claim_dispatch(&now);
-            if !update::apply(&mut tx, &now, &update, context.settings.output_max_bytes).await? {
+            let applied = update::apply(&mut tx, &now, &update, context.settings.output_max_bytes).await?;
+            if applied.is_none() {
                 tx.rollback().await?;
                 let mut conn = context.pool.get().acquire().await?;
                 let now = runs::read::find(&mut conn, run.id).await?;
@@ -226,7 +227,11 @@ async fn note_probe(context: &Context, job: &ClaimedJob, run: Run) -> Option<Opt
             return Ok(None);
         };
         let update = RunUpdate::probe_attempted(&now);
-        if now.state.is_terminal() || !update::apply(&mut tx, &now, &update, context.settings.output_max_bytes).await? {
+        if now.state.is_terminal() {
+            return Ok(None);
+        }
+        let applied = update::apply(&mut tx, &now, &update, context.settings.output_max_bytes).await?;
+        if applied.is_none() {
             return Ok(None);
         }
         events::append(

@@ -1,6 +1,7 @@
 //! The worker process: claimer, listener, one apalis worker a kind, delivery of webhooks, reconcile and heartbeat, until it is
 //! told to stop.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::box_api::BoxClient;
+use crate::ops;
 use crate::queue::{
     Claimer, ClaimerOptions, Interrupt, JobKind, Lanes, Listener, LivePool, Outage, answered, backend,
     without_silent_connections,
@@ -20,6 +22,7 @@ use crate::queue::{
 use crate::runs::SecretKeys;
 use crate::runs::masking::Masker;
 use crate::schema::{self, SchemaError};
+use crate::telemetry::catalogue::Exporter;
 use crate::webhooks::{Deliverer, WebhookClientError, WebhookOptions};
 
 use super::throttle::Throttle;
@@ -45,6 +48,8 @@ pub struct WorkerOptions {
     pub max_duration: Duration,
     /// How long a shutdown waits for dispatches and kills in flight.
     pub shutdown: Duration,
+    /// Where health and metrics are answered; `None`: nowhere.
+    pub ops_listen: Option<SocketAddr>,
     /// What the database remembers the provider by.
     pub provider: String,
     /// Masked wherever they appear in output.
@@ -63,6 +68,8 @@ pub enum WorkerError {
     Schema(#[from] SchemaError),
     #[error(transparent)]
     Webhooks(#[from] WebhookClientError),
+    #[error(transparent)]
+    Ops(#[from] ops::ListenError),
 }
 
 /// Works until `stop`, then lets go: no claim any more, polls dropped and given back, dispatches and kills waited for. Drained by
@@ -72,6 +79,7 @@ pub enum WorkerError {
 /// Only before it works: from then on outages are waited out.
 pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationToken) -> Result<(), WorkerError> {
     let worker = identity();
+    let ops = ops::bind(options.ops_listen).await?;
     // Renewals and claims have a connection of their own, so that no flood of outcomes can make a lease lapse.
     let queue_pool = pool(&options, 1);
     let pool = pool(&options, options.connections.saturating_sub(1).max(1));
@@ -105,7 +113,8 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
     answered(heartbeat(&pool, &worker)).await?;
     // Before the first claim: a worker that starts while the provider asked for patience has it too.
     answered(context.throttle.refresh(&pool)).await?;
-    tracing::info!(worker, concurrency = ?options.concurrency, provider = options.provider, "working");
+    let ops_address = ops.as_ref().and_then(|listener| listener.local_addr().ok());
+    tracing::info!(worker, concurrency = ?options.concurrency, provider = options.provider, ops = ?ops_address, "working");
 
     let (lanes, receivers) = Lanes::new();
     let mut served = JoinSet::new();
@@ -118,6 +127,17 @@ pub async fn run(client: BoxClient, options: WorkerOptions, stop: CancellationTo
         served.spawn(backend::serve(&worker, kind, jobs, handler));
     }
     let mut background = JoinSet::new();
+    if ops.is_some() {
+        let process = ops::Process::new(ops::Parts {
+            by: Exporter::Worker,
+            pool: context.pool.clone(),
+            pools: vec![("jobs", context.pool.clone()), ("queue", claimer.pool())],
+            provider: Some(options.provider.clone()),
+            worker: Some(worker.clone()),
+            stopping: stop.clone(),
+        });
+        background.spawn(process.serve(ops));
+    }
     background.spawn(claimer.clone().renew());
     let listener = Listener::new(options.database.clone(), claimer.clone());
     background.spawn(listener.waking_for_deliveries(deliverer.wake()).run());

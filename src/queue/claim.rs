@@ -49,6 +49,10 @@ pub(super) struct ClaimedRow {
     pub attempts: i32,
     pub poll_max_bytes: Option<i64>,
     pub last_error_code: Option<String>,
+    /// How long it could have been claimed before it was.
+    pub lateness_seconds: f64,
+    /// The lease of whoever had it before had lapsed.
+    pub lapsed: bool,
 }
 
 /// Claims at most `limits[kind]` due jobs of each kind; of paused kinds only what goes on despite it.

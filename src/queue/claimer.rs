@@ -20,6 +20,7 @@ use super::outage::Outage;
 use super::silence::{LivePool, answered};
 use super::wake::Wake;
 use crate::ids::RunId;
+use crate::telemetry;
 
 /// The longest sleep of an idle claimer, at two statements each.
 const FALLBACK: Duration = Duration::from_secs(2);
@@ -120,6 +121,12 @@ impl Claimer {
             wake: Arc::default(),
             orders: Arc::default(),
         }
+    }
+
+    /// Its pool, to look at.
+    #[must_use]
+    pub fn pool(&self) -> LivePool {
+        self.pool.clone()
     }
 
     /// The identity under which it claims.
@@ -224,6 +231,8 @@ impl Claimer {
         let mut counts = [0usize; 4];
         for row in rows {
             counts[row.kind.index()] += 1;
+            let lateness = Duration::try_from_secs_f64(row.lateness_seconds).unwrap_or_default();
+            telemetry::job_claimed(row.kind.as_str(), lateness, row.lapsed);
             self.hand_out(lanes, token, row);
         }
         if JobKind::ALL.iter().any(|kind| counts[kind.index()] == BATCH) {

@@ -41,6 +41,16 @@ pub async fn drain(executor: impl PgExecutor<'_>, worker: &str) -> sqlx::Result<
     Ok(asked.rows_affected() > 0)
 }
 
+/// Whether a worker was asked to end.
+pub async fn is_draining(executor: impl PgExecutor<'_>, worker: &str) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"select exists (select from boxrun.workers where id = $1 and drain_requested_at is not null) as "draining!""#,
+        worker
+    )
+    .fetch_one(executor)
+    .await
+}
+
 /// What a nudge met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Nudged {

@@ -7,6 +7,9 @@ use sqlx::PgExecutor;
 use super::kind::JobKind;
 use crate::ids::RunId;
 
+/// A worker that gave no sign of life for longer is said to be gone; it does every five seconds.
+pub const WORKER_SILENCE_SECONDS: f64 = 20.0;
+
 /// The jobs of one kind, and whether it is paused.
 #[derive(Debug, Serialize)]
 pub struct KindOverview {

@@ -247,6 +247,12 @@ impl RunUpdate {
         self.released.skipped
     }
 
+    /// Bytes of output that readers get, also where older ones are not kept.
+    #[must_use]
+    pub fn released_bytes(&self) -> usize {
+        self.released.text.len()
+    }
+
     /// Whether it is then known that nothing of the run is left alive.
     #[must_use]
     pub fn verifies_end(&self) -> bool {
@@ -359,13 +365,14 @@ pub enum End {
 
 /// Writes `update`, and its output, of at most `output_max_bytes` kept in all.
 ///
-/// Returns whether the run was still as expected; if not, nothing is to be committed.
+/// Returns when it was written, by the database's clock; `None` where the run was not as expected, and nothing is to be
+/// committed.
 pub(crate) async fn apply(
     conn: &mut PgConnection,
     run: &Run,
     update: &RunUpdate,
     output_max_bytes: i64,
-) -> sqlx::Result<bool> {
+) -> sqlx::Result<Option<DateTime<Utc>>> {
     let appended = output::place(conn, run, &update.released, output_max_bytes).await?;
     let updated = sqlx::query_file!(
         "src/runs/sql/update.sql",
@@ -393,11 +400,9 @@ pub(crate) async fn apply(
         update.log_restarted,
         update.expected_log_epoch,
     )
-    .execute(&mut *conn)
+    .fetch_optional(&mut *conn)
     .await?;
-    if updated.rows_affected() == 0 {
-        return Ok(false);
-    }
+    let Some(updated) = updated else { return Ok(None) };
     output::store(conn, run, &appended).await?;
-    Ok(true)
+    Ok(Some(updated.updated_at))
 }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::followers::Followers;
 use super::problem::Problem;
 use crate::box_api::BoxClient;
+use crate::ops::Process;
 use crate::queue::LivePool;
 use crate::runs::masking::Masker;
 use crate::runs::{Principal, Run, RunView, SecretKeys};
@@ -26,6 +27,7 @@ pub(super) struct App(Arc<Shared>);
 
 pub(super) struct Shared {
     pub pool: LivePool,
+    pub process: Process,
     pub client: BoxClient,
     pub masker: Masker,
     pub secret_keys: Option<SecretKeys>,
@@ -48,6 +50,7 @@ impl std::ops::Deref for App {
 /// What an app is made of.
 pub(super) struct Parts {
     pub pool: LivePool,
+    pub process: Process,
     pub client: BoxClient,
     pub masker: Masker,
     pub secret_keys: Option<SecretKeys>,
@@ -65,6 +68,7 @@ impl App {
         Self(Arc::new(Shared {
             followers: Followers::new(parts.pool.clone()),
             pool: parts.pool,
+            process: parts.process,
             client: parts.client,
             masker: parts.masker,
             secret_keys: parts.secret_keys,

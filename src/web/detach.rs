@@ -85,10 +85,7 @@ async fn ask(app: &App, run: &Run) -> Result<Event, Problem> {
         run_id: run.id,
         run_directory: &run.run_directory,
     });
-    let sent = app
-        .client
-        .run_command(&run.box_id, &script.text, script.timeout, script.call_timeout)
-        .await;
+    let sent = app.client.run_command(&run.box_id, &script).await;
     match sent {
         Ok(output) => {
             let printed = Printed {

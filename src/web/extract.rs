@@ -262,17 +262,24 @@ async fn named(parts: &mut Parts, app: &App) -> Result<Names, Problem> {
 
 fn conversation(names: &Names) -> Result<ConversationId, Problem> {
     let id = names.get("conversation_id").and_then(|text| text.parse().ok());
-    id.ok_or_else(Problem::no_such_conversation)
+    id.inspect(|id| noted("conversation_id", id))
+        .ok_or_else(Problem::no_such_conversation)
 }
 
 fn run_id(names: &Names) -> Result<RunId, Problem> {
     let id = names.get("run_id").and_then(|text| text.parse().ok());
-    id.ok_or_else(Problem::no_such_run)
+    id.inspect(|id| noted("run_id", id)).ok_or_else(Problem::no_such_run)
 }
 
 fn box_id(names: &Names) -> Result<Option<BoxId>, Problem> {
     let id = names.get("box_id").map(|text| text.parse::<BoxId>()).transpose();
-    id.map_err(|wrong| Problem::invalid("invalid_box_id", wrong.to_string()))
+    let id = id.map_err(|wrong| Problem::invalid("invalid_box_id", wrong.to_string()))?;
+    Ok(id.inspect(|id| noted("box_id", id)))
+}
+
+/// Whatever is logged from here on says that it is about this one. Only what is an id gets here.
+fn noted(field: &'static str, id: &impl fmt::Display) {
+    tracing::Span::current().record(field, tracing::field::display(id));
 }
 
 #[cfg(test)]

@@ -1,35 +1,22 @@
-//! Whether the process lives, and whether it can do its work.
+//! How the process is, where its users ask too: the same answers as on the private port, and the metrics for a token only.
 
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Json;
-use serde_json::{Value, json};
+use axum::response::Response;
 
+use super::access::Caller;
 use super::app::App;
-use crate::queue::answered;
-use crate::schema::{self, SchemaError};
+use super::problem::Problem;
+use super::tokens::Scope;
+use crate::ops::Readiness;
 
-/// `GET /healthz`: the process answers.
-pub(super) async fn healthz() -> &'static str {
-    "ok\n"
+/// `GET /readyz`: the database answers, its schema is at least what this program needs, it belongs to this provider, and the
+/// process is not about to end.
+pub(super) async fn readyz(State(app): State<App>) -> Readiness {
+    app.process.readiness().await
 }
 
-/// `GET /readyz`: the database answers, its schema is at least what this program needs, and the process is not about to end.
-pub(super) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Value>) {
-    let (status, what) = if app.stopping.is_cancelled() {
-        (StatusCode::SERVICE_UNAVAILABLE, "stopping")
-    } else {
-        match answered(schema::check(&app.pool.get())).await {
-            Ok(()) => (StatusCode::OK, "ready"),
-            Err(SchemaError::Database(error)) => {
-                tracing::warn!(%error, "not ready: the database does not answer");
-                (StatusCode::SERVICE_UNAVAILABLE, "database_out_of_reach")
-            }
-            Err(error) => {
-                tracing::warn!(%error, "not ready");
-                (StatusCode::SERVICE_UNAVAILABLE, "schema_outdated")
-            }
-        }
-    };
-    (status, Json(json!({ "status": what })))
+/// `GET /metrics`
+pub(super) async fn metrics(State(app): State<App>, caller: Caller) -> Result<Response, Problem> {
+    caller.may(Scope::Metrics)?;
+    Ok(app.process.scrape().await)
 }

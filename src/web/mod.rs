@@ -11,11 +11,11 @@ mod detach;
 mod extract;
 mod followers;
 mod health;
+mod observe;
 mod openapi;
 mod problem;
 mod routes;
 mod runs;
-mod server;
 mod stream;
 pub mod tokens;
 mod webhooks;
@@ -30,10 +30,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::box_api::BoxClient;
+use crate::http_server;
+use crate::ops;
 use crate::queue::{LivePool, answered, without_silent_connections};
 use crate::runs::SecretKeys;
 use crate::runs::masking::Masker;
 use crate::schema::{self, SchemaError};
+use crate::telemetry::catalogue::Exporter;
 
 pub(crate) use access::parse_principal;
 use app::{App, Parts};
@@ -53,7 +56,7 @@ pub struct WebOptions {
     pub connections: u32,
     pub connection_lifetime: Duration,
     pub listen: SocketAddr,
-    /// Where health is answered, too; `None`: only where everything else is.
+    /// Where health and metrics are answered, too; `None`: only where everything else is.
     pub ops_listen: Option<SocketAddr>,
     /// Origins of pages in browsers that may ask.
     pub allowed_origins: Vec<String>,
@@ -83,6 +86,8 @@ pub enum WebError {
         address: SocketAddr,
         source: std::io::Error,
     },
+    #[error(transparent)]
+    Ops(#[from] ops::ListenError),
 }
 
 /// A web process that listens already.
@@ -112,12 +117,19 @@ impl Web {
             .connect_lazy_with(database);
         answered(prepare(&pool, &options)).await?;
         let listener = bind(options.listen).await?;
-        let ops = match options.ops_listen {
-            Some(address) => Some(bind(address).await?),
-            None => None,
-        };
+        let ops = ops::bind(options.ops_listen).await?;
+        let pool = LivePool::new(pool);
+        let process = ops::Process::new(ops::Parts {
+            by: Exporter::Web,
+            pool: pool.clone(),
+            pools: vec![("web", pool.clone())],
+            provider: options.provider.clone(),
+            worker: None,
+            stopping: stop.clone(),
+        });
         let app = App::new(Parts {
-            pool: LivePool::new(pool),
+            pool,
+            process,
             client,
             masker: Masker::new(options.secrets.iter().cloned()),
             secret_keys: options.secret_keys.clone(),
@@ -139,7 +151,7 @@ impl Web {
         self.listener.local_addr().unwrap_or(self.options.listen)
     }
 
-    /// Where health is answered apart from everything else.
+    /// Where health and metrics are answered apart from everything else.
     #[must_use]
     pub fn ops_address(&self) -> Option<SocketAddr> {
         self.ops.as_ref().and_then(|listener| listener.local_addr().ok())
@@ -173,13 +185,9 @@ impl Web {
                 }
             });
         }
-        if let Some(ops) = ops {
-            let routes = routes::ops(app.clone());
-            // It answers for as long as anything is still in flight.
-            background.spawn(server::serve(ops, routes, CancellationToken::new(), Duration::ZERO));
-        }
+        background.spawn(app.process.clone().serve(ops));
         let routes = routes::all(app, &options.allowed_origins);
-        server::serve(listener, routes, stop, options.shutdown).await;
+        http_server::serve(listener, routes, stop, options.shutdown).await;
         background.shutdown().await;
     }
 }

@@ -14,7 +14,8 @@ use tower_http::set_header::SetResponseHeaderLayer;
 use super::app::App;
 use super::extract::BODY_MAX_BYTES;
 use super::problem::Problem;
-use super::{access, conversations, health, openapi, runs, stream, webhooks};
+use super::{access, conversations, health, observe, openapi, runs, stream, webhooks};
+use crate::ops;
 
 /// Everything that the process serves to users.
 pub(super) fn all(app: App, allowed_origins: &[String]) -> Router {
@@ -55,8 +56,9 @@ pub(super) fn all(app: App, allowed_origins: &[String]) -> Router {
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES));
     Router::new()
         .nest("/api/v1", api)
-        .route("/healthz", get(health::healthz))
+        .route("/healthz", get(ops::healthz))
         .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
         .route("/openapi.json", get(openapi::document))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
@@ -71,15 +73,7 @@ pub(super) fn all(app: App, allowed_origins: &[String]) -> Router {
             header::CACHE_CONTROL,
             HeaderValue::from_static("no-store"),
         ))
-        .with_state(app)
-}
-
-/// What operators' machines ask, on a port of its own.
-pub(super) fn ops(app: App) -> Router {
-    Router::new()
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .fallback(not_found)
+        .layer(axum::middleware::from_fn(observe::observe))
         .with_state(app)
 }
 
@@ -107,7 +101,7 @@ fn cors(allowed_origins: &[String]) -> CorsLayer {
             HeaderName::from_static("last-event-id"),
             HeaderName::from_static(access::ON_BEHALF_OF),
         ])
-        .expose_headers([header::RETRY_AFTER])
+        .expose_headers([header::RETRY_AFTER, HeaderName::from_static(observe::REQUEST_ID)])
         .max_age(std::time::Duration::from_secs(600))
 }
 

@@ -22,6 +22,7 @@ use crate::runs::{
     self, GitCredential, NewRun, OutputRead, Run, RunFilter, RunSecrets, RunState, RunView, Secret, TimelineEntry,
     conversations, events, output,
 };
+use crate::telemetry;
 
 pub(super) const PAGE_DEFAULT: u16 = 50;
 pub(super) const PAGE_MAX: u16 = 200;
@@ -142,7 +143,13 @@ pub(super) async fn start(
 ) -> Result<(StatusCode, Json<RunBody>), Problem> {
     caller.may(Scope::RunsWrite)?;
     let new = new_run(&app, &caller, place, &headers, asked)?;
-    let run = admit(&app, &caller, new).await?;
+    let admitted = admit(&app, &caller, new).await;
+    telemetry::admission(match &admitted {
+        Ok(Admitted::Now(_)) => "admitted",
+        Ok(Admitted::Before(_)) => "repeated",
+        Err(problem) => problem.code,
+    });
+    let (Admitted::Now(run) | Admitted::Before(run)) = admitted?;
     Ok((StatusCode::ACCEPTED, Json(RunBody { run: app.view(&run) })))
 }
 
@@ -198,13 +205,20 @@ fn idempotency_key(headers: &HeaderMap, in_body: Option<String>) -> Result<Strin
     }
 }
 
+/// A run that is durable.
+enum Admitted {
+    Now(Run),
+    /// By an earlier call with the same key, box and command.
+    Before(Run),
+}
+
 /// An exact repeat gets its run, also while the provider is down. Otherwise the provider is asked before anything is stored.
-async fn admit(app: &App, caller: &Caller, mut new: NewRun) -> Result<Run, Problem> {
+async fn admit(app: &App, caller: &Caller, mut new: NewRun) -> Result<Admitted, Problem> {
     runs::admission::check(&new)?;
     let mut conn = app.connection().await?;
     caller.own(&mut conn, new.conversation_id).await?;
     if let Some(run) = repeated(&mut conn, &new).await? {
-        return Ok(run);
+        return Ok(Admitted::Before(run));
     }
     let attached = conversations::conversation_of_box(&mut conn, &new.box_id, &caller.principal).await?;
     if attached != Some(new.conversation_id) {
@@ -218,7 +232,7 @@ async fn admit(app: &App, caller: &Caller, mut new: NewRun) -> Result<Run, Probl
     let mut tx = pool.begin().await?;
     let run = runs::start_run(&mut tx, new).await?;
     tx.commit().await?;
-    Ok(run)
+    Ok(Admitted::Now(run))
 }
 
 async fn repeated(conn: &mut sqlx::PgConnection, new: &NewRun) -> Result<Option<Run>, Problem> {

@@ -24,6 +24,7 @@ use super::runs::{OutputQuery, parse_offset};
 use crate::ids::RunId;
 use crate::runs::output::{self, OutputPart};
 use crate::runs::{Run, RunView, read};
+use crate::telemetry::{self, OpenStream};
 
 /// A comment so often, so that nothing on the way takes the connection for dead; and the reader's right is looked at again.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -99,6 +100,7 @@ pub(super) async fn stream(
 fn events(app: App, reader: Reader, run: Run, offset: i64) -> impl Stream<Item = Result<Event, Infallible>> {
     async_stream::stream! {
         let Ok(mut follower) = app.followers.follow(&run) else { return };
+        let _open = OpenStream::begin();
         // No event: it only tells a browser how soon to come back.
         yield Ok(Event::default().retry(RETRY));
         let id = run.id;
@@ -184,11 +186,12 @@ fn gap(from: i64, to: i64) -> Event {
     event("gap", &GapEvent { from, to }).id(to.to_string())
 }
 
-fn run_event(name: &str, run: &RunView) -> Event {
+fn run_event(name: &'static str, run: &RunView) -> Event {
     event(name, &RunEvent { run })
 }
 
-fn event(name: &str, data: &impl Serialize) -> Event {
+fn event(name: &'static str, data: &impl Serialize) -> Event {
+    telemetry::stream_event(name);
     let data = serde_json::to_string(data).expect("numbers, texts and times");
     Event::default().event(name).data(data)
 }

@@ -17,6 +17,7 @@ use super::target::Targets;
 use crate::queue::{LivePool, Outage, Wake, answered};
 use crate::runs::masking::Masker;
 use crate::runs::{self, SecretKeys};
+use crate::telemetry;
 
 /// The longest sleep while nothing is due.
 const FALLBACK: Duration = Duration::from_secs(5);
@@ -223,6 +224,7 @@ async fn attempt(shared: &Shared, delivery: &ClaimedDelivery) {
             if let Finished::Due(delay) = finished {
                 shared.wake.due_in(delay);
             }
+            count(&outcome, finished);
             log(delivery, &outcome, finished);
         }
         Err(error) => {
@@ -266,6 +268,13 @@ async fn observe(shared: &Shared, delivery: &ClaimedDelivery) -> sqlx::Result<Op
         body,
     };
     Ok(Some(shared.courier.post(url.parsed(), letter).await))
+}
+
+fn count(outcome: &Outcome, finished: Finished) {
+    if finished != Finished::Fenced {
+        let code = outcome.failure.as_ref().map_or("delivered", |failure| failure.code);
+        telemetry::webhook_attempted(code, finished == Finished::Ended && outcome.next == Next::Failed);
+    }
 }
 
 fn log(delivery: &ClaimedDelivery, outcome: &Outcome, finished: Finished) {

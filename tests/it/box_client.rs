@@ -12,6 +12,7 @@ use secrecy::SecretString;
 use serde_json::json;
 use tokio::net::TcpListener;
 
+use crate::support::bare_script::bare;
 use crate::support::scripted_box::{Answer, KEY, ReplyBody, ScriptedBox};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -24,7 +25,7 @@ fn box_id() -> BoxId {
 
 async fn run(client: &BoxClient, script: &str) -> Result<CommandOutput, BoxError> {
     client
-        .run_command(&box_id(), script, Duration::from_secs(15), LONG)
+        .run_command(&box_id(), &bare(script, Duration::from_secs(15), LONG))
         .await
 }
 
@@ -39,7 +40,7 @@ async fn a_command_is_posted_with_its_timeout_and_the_key() {
     let script = "echo 'ü' \"$HOME\" \\\n";
     let output = server
         .client()
-        .run_command(&box_id(), script, Duration::from_millis(14_001), LONG)
+        .run_command(&box_id(), &bare(script, Duration::from_millis(14_001), LONG))
         .await
         .unwrap();
     assert_eq!(
@@ -144,7 +145,7 @@ async fn a_command_can_have_a_connection_of_its_own() {
     run(&client, "pooled").await.unwrap();
     for _ in 0..2 {
         client
-            .run_command_on_new_connection(&box_id(), "own", Duration::from_secs(1), LONG)
+            .run_command_on_new_connection(&box_id(), &bare("own", Duration::from_secs(1), LONG))
             .await
             .unwrap();
     }
@@ -210,7 +211,7 @@ async fn an_answer_that_does_not_come_in_time_may_have_run() {
     let server = ScriptedBox::with_script([Answer::hang()]).await;
     let result = server
         .client()
-        .run_command(&box_id(), "true", Duration::from_secs(1), SHORT)
+        .run_command(&box_id(), &bare("true", Duration::from_secs(1), SHORT))
         .await;
     assert_eq!(outcome(result), (BoxErrorCode::BoxUnreachable, Effect::MayHaveRun));
     server.wait_for_requests(1).await;
@@ -224,7 +225,7 @@ async fn a_body_that_stalls_ends_at_the_deadline() {
     let server = ScriptedBox::with_script([stalled]).await;
     let result = server
         .client()
-        .run_command(&box_id(), "true", Duration::from_secs(1), SHORT)
+        .run_command(&box_id(), &bare("true", Duration::from_secs(1), SHORT))
         .await;
     assert_eq!(outcome(result), (BoxErrorCode::BoxUnreachable, Effect::MayHaveRun));
 }

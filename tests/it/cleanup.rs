@@ -72,6 +72,7 @@ impl Setting {
                 output_max_bytes: 24 * 1024,
                 retention: TimeDelta::days(1),
             },
+            ops_listen: None,
             shutdown: Duration::from_secs(20),
             provider: "simulator".to_owned(),
             secrets: Vec::new(),

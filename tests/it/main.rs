@@ -11,6 +11,7 @@ mod cleanup;
 mod crash;
 mod local_postgres;
 mod operate;
+mod ops;
 mod output;
 mod provider_sdk;
 mod queue;

@@ -12,6 +12,8 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::bare_script::bare;
+
 const KEY: &str = "simulator-test-key";
 const LONG: Duration = Duration::from_secs(30);
 /// A command that wants to be counted appends a line, as the simulator's docs say.
@@ -50,7 +52,7 @@ impl Setting {
 
     async fn run(&self, script: &str) -> Result<CommandOutput, BoxError> {
         self.client()
-            .run_command(&box_id(), script, Duration::from_secs(20), LONG)
+            .run_command(&box_id(), &bare(script, Duration::from_secs(20), LONG))
             .await
     }
 
@@ -390,7 +392,8 @@ async fn a_restarted_box_has_a_new_boot_id_and_an_interrupted_script_may_have_ru
     let client = setting.client();
     let id = box_id();
     let script = format!("{COUNT_ME}; sleep 60");
-    let interrupted = client.run_command(&id, &script, Duration::from_secs(60), LONG);
+    let script = bare(&script, Duration::from_secs(60), LONG);
+    let interrupted = client.run_command(&id, &script);
     let restart = async {
         setting.wait_for_starts(1).await;
         setting.sim.restart_box(&box_id()).await.unwrap();
@@ -514,8 +517,9 @@ async fn a_command_goes_on_when_its_client_hangs_up() {
     let client = setting.client();
     let id = box_id();
     let script = format!("{COUNT_ME}; while [ ! -e go ]; do sleep 0.05; done; {COUNT_ME}");
+    let script = bare(&script, Duration::from_secs(20), LONG);
     tokio::select! {
-        result = client.run_command(&id, &script, Duration::from_secs(20), LONG) => panic!("it waits: {result:?}"),
+        result = client.run_command(&id, &script) => panic!("it waits: {result:?}"),
         // The losing branch is dropped, which closes its connection.
         () = setting.wait_for_starts(1) => {}
     }

@@ -4,7 +4,7 @@ mod attempts;
 mod interface;
 mod lease;
 mod outbox;
-mod receiver;
+pub mod receiver;
 mod snippet;
 mod stage;
 mod targets;

@@ -7,9 +7,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, Row};
 
 use super::Finding;
-use crate::cli::overview::WORKER_SILENCE_SECONDS;
 use crate::config::{Environment, Provider, process_environment};
-use crate::queue::overview::{kinds, workers};
+use crate::queue::overview::{WORKER_SILENCE_SECONDS, kinds, workers};
 use crate::schema::{self, SchemaError};
 
 const PATIENCE: Duration = Duration::from_secs(10);

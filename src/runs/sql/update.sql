@@ -33,3 +33,4 @@ update boxrun.runs r
    and r.updated_at <= t.at
    and (not $5 or (r.dispatch_attempted_at is null and r.cancellation_requested_at is null))
    and (not $6 or r.probe_attempted_at is null)
+returning r.updated_at

@@ -74,6 +74,7 @@ pub fn options(pool: &PgPool, provider: String) -> WorkerOptions {
             retention: TimeDelta::hours(24),
         },
         max_duration: Duration::from_secs(1800),
+        ops_listen: None,
         shutdown: Duration::from_secs(5),
         provider,
         secrets: vec![KEY.to_owned()],

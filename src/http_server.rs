@@ -26,7 +26,7 @@ const HEADERS_MAX_BYTES: usize = 32 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `stop`; then requests in flight are answered, for as long as `patience`.
-pub(super) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken, patience: Duration) {
+pub(crate) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken, patience: Duration) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let graceful = GracefulShutdown::new();
     loop {
